@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# make run     a frontend with four mock workers on http://127.0.0.1:8000     ARGS="--flag …" adds flags
+# make test    every test that needs nothing but this repository
+# PROFILE=release gives optimised binaries to run and demo (a first release build takes 40 minutes on two cores).
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test test-peers lint bench release
+
+# rustup's directory, for shells that have not sourced its profile.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+PROFILE ?= dev
+ARGS ?=
+FRONTEND := cargo run --profile $(PROFILE) -p regime-frontend --
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: ## Install the Debian packages that the build needs and that are missing
+	@scripts/setup.sh
+
+run: setup ## Serve with four mock workers on http://127.0.0.1:8000
+	$(FRONTEND) serve --mock-workers 4 $(ARGS)
+
+demo: setup ## Walk a small fleet through all regimes and back, in about a minute
+	$(FRONTEND) demo $(ARGS)
+
+test: setup ## Run all tests
+	cargo test --workspace $(ARGS)
+
+test-peers: ## Run the tests against the OpenAI client and Dynamo's own workers from PyPI
+	@scripts/setup.sh --peers
+	cargo test -p regime-integration --features peers --test peers $(ARGS)
+
+lint: setup ## Check formatting and run clippy, warnings denied
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+bench: setup ## Run the benchmarks
+	cargo bench --workspace $(ARGS)
+
+release: setup ## Build optimised binaries
+	cargo build --release --workspace --bins
