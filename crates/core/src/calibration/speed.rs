@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! How slow one worker is, relative to what the pool's a and b predict.
+//!
+//! Slowness is Σ measured / Σ predicted over the worker's passes, with a memory counted in passes and
+//! in time, plus one pass that says "typical". That pass never fades. So a worker that just joined is
+//! typical, one strange pass moves it half-way at most, and one that falls silent becomes typical
+//! again and gets tried again. A full memory outweighs it 20 to 1.
+//!
+//! Passes and tokens are summed, and not predictions: Σ predicted = a·passes + b·tokens then always
+//! speaks of the present a and b, and what is known about a worker survives a change of the model.
+
+use super::CalibrationConfig;
+use super::prefill_fit::PrefillFit;
+use crate::Timestamp;
+
+/// Passes' worth of evidence that a worker is typical.
+const PRIOR_PASSES: f64 = 1.0;
+/// Bounds of measured over predicted time. Far outside any real ratio: they bound arithmetic.
+pub(super) const RATIO_RANGE: (f64, f64) = (1e-3, 1e3);
+/// Bounds of the slowness that is handed out.
+const SLOWNESS_RANGE: (f64, f64) = (0.1, 10.0);
+
+/// What the passes of a worker are compared with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Yardstick<'a> {
+    /// a, ms.
+    pass_ms: f64,
+    /// b, ms per token.
+    token_ms: f64,
+    /// Measured over predicted time on the pool's typical worker.
+    typical: f64,
+    config: &'a CalibrationConfig,
+}
+
+/// Evidence on the speed of one worker.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Speed {
+    /// Sums over passes, with the memory of the configuration.
+    measured_ms: f64,
+    passes: f64,
+    tokens: f64,
+    groups: u64,
+    last_sample: Option<Timestamp>,
+}
+
+impl Speed {
+    /// Passes seen.
+    pub(super) const fn groups(&self) -> u64 {
+        self.groups
+    }
+
+    /// End of the last pass.
+    pub(super) const fn last_sample(&self) -> Option<Timestamp> {
+        self.last_sample
+    }
+
+    /// Slowness at `now` relative to the typical worker; 1 within the dead band.
+    pub(super) fn slowness(&self, now: Timestamp, yardstick: Yardstick<'_>) -> f64 {
+        let slowness = self.ratio(now, yardstick) / yardstick.typical;
+        if slowness.max(slowness.recip()) <= 1.0 + yardstick.config.dead_band {
+            1.0
+        } else {
+            slowness.clamp(SLOWNESS_RANGE.0, SLOWNESS_RANGE.1)
+        }
+    }
+
+    /// Measured over predicted time at `now`, with one typical pass as prior.
+    pub(super) fn ratio(&self, now: Timestamp, yardstick: Yardstick<'_>) -> f64 {
+        let predicted = yardstick.predict(self.passes, self.tokens);
+        if predicted <= 0.0 {
+            return yardstick.typical;
+        }
+        let ratio = (self.measured_ms / predicted).clamp(RATIO_RANGE.0, RATIO_RANGE.1);
+        let passes = self.passes * self.kept(now, yardstick.config);
+        (passes * ratio + PRIOR_PASSES * yardstick.typical) / (passes + PRIOR_PASSES)
+    }
+
+    /// A pass over `tokens` that took `duration_ms` ended at `at`.
+    pub(super) fn observe(
+        &mut self,
+        at: Timestamp,
+        duration_ms: f64,
+        tokens: f64,
+        yardstick: Yardstick<'_>,
+    ) {
+        let config = yardstick.config;
+        let expected = yardstick.predict(1.0, tokens) * self.ratio(at, yardstick);
+        let kept = self.kept(at, config) * (1.0 - 1.0 / config.speed_memory_groups);
+        self.measured_ms =
+            self.measured_ms * kept + duration_ms.min(config.outlier_ratio * expected);
+        self.passes = self.passes * kept + 1.0;
+        self.tokens = self.tokens * kept + tokens;
+        self.groups = self.groups.saturating_add(1);
+        self.last_sample = self.last_sample.max(Some(at));
+    }
+
+    /// Share of the evidence that is left at `now`.
+    fn kept(&self, now: Timestamp, config: &CalibrationConfig) -> f64 {
+        self.last_sample.map_or(0.0, |last| config.kept(last, now))
+    }
+}
+
+impl<'a> Yardstick<'a> {
+    pub(super) const fn new(fit: &PrefillFit, typical: f64, config: &'a CalibrationConfig) -> Self {
+        Self {
+            pass_ms: fit.pass_ms(),
+            token_ms: fit.token_ms(),
+            typical,
+            config,
+        }
+    }
+
+    fn predict(&self, passes: f64, tokens: f64) -> f64 {
+        self.pass_ms * passes + self.token_ms * tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &CalibrationConfig = &CalibrationConfig::DEFAULT;
+
+    /// 20 ms a pass and 0.1 ms a token; the tests use passes of 800 tokens, so 100 ms.
+    const YARDSTICK: Yardstick<'_> = Yardstick {
+        pass_ms: 20.0,
+        token_ms: 0.1,
+        typical: 1.0,
+        config: CONFIG,
+    };
+
+    /// `passes` of 100 ms predicted, `duration` each, ending at `at`.
+    fn observe(speed: &mut Speed, at: Timestamp, passes: u32, duration: f64) {
+        for _ in 0..passes {
+            speed.observe(at, duration, 800.0, YARDSTICK);
+        }
+    }
+
+    /// After 40 passes of 100 ms predicted and `duration` each.
+    fn known(duration: f64) -> Speed {
+        let mut speed = Speed::default();
+        observe(&mut speed, Timestamp::ORIGIN, 40, duration);
+        speed
+    }
+
+    #[test]
+    fn a_worker_without_passes_is_typical() {
+        let yardstick = Yardstick {
+            typical: 1.7,
+            ..YARDSTICK
+        };
+        assert_eq!(Speed::default().ratio(Timestamp::ORIGIN, yardstick), 1.7);
+        assert_eq!(Speed::default().slowness(Timestamp::ORIGIN, yardstick), 1.0);
+    }
+
+    #[test]
+    fn one_pass_moves_a_new_worker_half_of_the_clipped_way() {
+        let mut speed = Speed::default();
+        observe(&mut speed, Timestamp::ORIGIN, 1, 700.0);
+        // Counts as 150 ms: (1.5 + 1) / (1 + 1).
+        assert_eq!(speed.ratio(Timestamp::ORIGIN, YARDSTICK), 1.25);
+    }
+
+    #[test]
+    fn a_slow_worker_is_recognised_within_its_memory() {
+        let ratio = known(250.0).ratio(Timestamp::ORIGIN, YARDSTICK);
+        assert!((2.25..2.5).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn within_the_dead_band_a_worker_is_typical() {
+        let slowness = |duration| known(duration).slowness(Timestamp::ORIGIN, YARDSTICK);
+        assert_eq!((slowness(128.0), slowness(79.0)), (1.0, 1.0));
+        assert!(slowness(140.0) > 1.3 && slowness(70.0) < 0.77);
+    }
+
+    #[test]
+    fn silence_makes_a_worker_typical_again() {
+        let speed = known(250.0);
+        let at = |secs| speed.ratio(Timestamp::from_secs(secs), YARDSTICK);
+        assert!(at(0) > at(60) && at(60) > at(300));
+        assert!((at(600) - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_pass_after_a_long_silence_outweighs_what_was_known_before() {
+        let mut speed = known(250.0);
+        observe(&mut speed, Timestamp::from_secs(600), 1, 100.0);
+        let ratio = speed.ratio(Timestamp::from_secs(600), YARDSTICK);
+        assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+    }
+
+    #[test]
+    fn a_changed_model_changes_the_ratio_and_not_the_slowness() {
+        let speed = known(200.0);
+        let before = speed.slowness(Timestamp::ORIGIN, YARDSTICK);
+        let halved = Yardstick {
+            pass_ms: 10.0,
+            token_ms: 0.05,
+            typical: 2.0,
+            ..YARDSTICK
+        };
+        let after = speed.slowness(Timestamp::ORIGIN, halved);
+        assert!((before / after - 1.0).abs() < 1e-9, "{before} {after}");
+    }
+}
