@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What one registration shares: every pool, every request ledger, and the clock.
+//!
+//! State belongs to a registration and never to a static, so that a lab can run many in one process.
+//! The hub holds pools and ledgers weakly: they live as long as the policy or the classifier that the
+//! host made, and vanish from reports with it.
+//!
+//! Lock order: ledger, then pool state. The request path takes neither.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dynamo_kv_router::WorkerType;
+use parking_lot::Mutex;
+use regime_core::{InFlight, Ledger, LedgerCounts, Outcome, Timestamp, WorkerKey};
+
+use crate::clock::Clock;
+use crate::parameters::Checked;
+use crate::pool::{Placement, Pool, PoolId};
+use crate::{ScoreProbe, TtftDelta};
+
+/// How often discovery is compared with what is tracked.
+const SWEEP: Duration = Duration::from_secs(1);
+
+pub(crate) struct Hub {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) probe: Option<ScoreProbe>,
+    pools: Mutex<Vec<Weak<Pool>>>,
+    feeds: Mutex<Vec<Weak<Feed>>>,
+    next_sweep: AtomicU64,
+}
+
+/// Workers that discovery lists now.
+pub(crate) type Discovery = Box<dyn Fn() -> Vec<WorkerKey> + Send + Sync>;
+
+/// The ledger of one source of events, that is of the router of one model.
+pub(crate) struct Feed {
+    ledger: Mutex<Ledger<Placement>>,
+    discovery: Discovery,
+}
+
+impl Hub {
+    pub(crate) fn new(clock: Arc<dyn Clock>, probe: Option<ScoreProbe>) -> Self {
+        Self {
+            clock,
+            probe,
+            pools: Mutex::default(),
+            feeds: Mutex::default(),
+            next_sweep: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn add_pool(&self, id: PoolId, parameters: Arc<Checked>) -> Arc<Pool> {
+        let pool = Arc::new(Pool::new(id, parameters));
+        self.pools.lock().push(Arc::downgrade(&pool));
+        pool
+    }
+
+    pub(crate) fn add_feed(&self, ledger: Ledger<Placement>, discovery: Discovery) -> Arc<Feed> {
+        let feed = Arc::new(Feed {
+            ledger: Mutex::new(ledger),
+            discovery,
+        });
+        self.feeds.lock().push(Arc::downgrade(&feed));
+        feed
+    }
+
+    /// Live pools, by model, group and role.
+    pub(crate) fn pools(&self) -> Vec<Arc<Pool>> {
+        let mut pools = live(&self.pools);
+        pools.sort_by(|a, b| {
+            let key = |pool: &Pool| {
+                (
+                    pool.id.model.clone(),
+                    pool.id.routing_group.clone(),
+                    pool.id.role.as_str(),
+                )
+            };
+            key(a).cmp(&key(b))
+        });
+        pools
+    }
+
+    /// Change a ledger, and hand what follows to the pools of the workers concerned.
+    pub(crate) fn feed(
+        &self,
+        feed: &Feed,
+        now: Timestamp,
+        change: impl FnOnce(&mut Ledger<Placement>, &mut Vec<Outcome<Placement>>),
+    ) {
+        let mut outcomes = Vec::with_capacity(2);
+        // Held while the pools learn, so that two events of one request cannot overtake each other.
+        let mut ledger = feed.ledger.lock();
+        change(&mut ledger, &mut outcomes);
+        self.deliver(&outcomes, now);
+        drop(ledger);
+        self.sweep_if_due(now);
+    }
+
+    /// A request was dispatched: claim the decision behind it, and book the attempt.
+    pub(crate) fn sent(&self, feed: &Feed, id: &str, worker: WorkerKey, now: Timestamp) {
+        self.feed(feed, now, |ledger, outcomes| {
+            let placement = ledger.prompt_tokens(id).and_then(|prompt| {
+                self.pool_of(worker)?
+                    .with_state(now, |state| state.pending.claim(worker, prompt, now))
+            });
+            ledger.sent(id, worker, now, placement, outcomes);
+        });
+    }
+
+    pub(crate) fn observe_ttft(&self, model: &str, delta: &TtftDelta) {
+        let now = self.clock.now();
+        for pool in self.pools() {
+            if pool.id.model == model && pool.id.role == WorkerType::Prefill {
+                pool.observe_ttft(delta, now);
+            }
+        }
+    }
+
+    /// Bring everything to the present, as if something had happened: silence ages the state too.
+    pub(crate) fn refresh(&self) -> Timestamp {
+        let now = self.clock.now();
+        self.sweep_if_due(now);
+        for pool in self.pools() {
+            pool.with_state(now, |_| ());
+        }
+        now
+    }
+
+    /// Attempts in flight on `worker`, over all ledgers.
+    pub(crate) fn in_flight(&self, worker: WorkerKey) -> InFlight {
+        live(&self.feeds)
+            .iter()
+            .map(|feed| feed.ledger.lock().in_flight(worker))
+            .fold(InFlight::default(), |sum, load| InFlight {
+                waiting: sum.waiting + load.waiting,
+                running: sum.running + load.running,
+            })
+    }
+
+    /// Open requests and totals of every ledger.
+    pub(crate) fn ledgers(&self) -> Vec<(usize, LedgerCounts)> {
+        live(&self.feeds)
+            .iter()
+            .map(|feed| {
+                let ledger = feed.ledger.lock();
+                (ledger.tracked(), *ledger.counts())
+            })
+            .collect()
+    }
+
+    fn deliver(&self, outcomes: &[Outcome<Placement>], now: Timestamp) {
+        for outcome in outcomes {
+            if let Some(pool) = worker_of(outcome).and_then(|worker| self.pool_of(worker)) {
+                pool.with_state(now, |state| state.apply(outcome));
+            }
+        }
+    }
+
+    /// Worker ids are unique in a process, so a worker is in at most one pool.
+    fn pool_of(&self, worker: WorkerKey) -> Option<Arc<Pool>> {
+        self.pools
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|pool| pool.snapshot().worker(worker).is_some())
+    }
+
+    /// Forget workers that discovery no longer lists, and requests nobody will end.
+    fn sweep_if_due(&self, now: Timestamp) {
+        let due = self.next_sweep.load(Ordering::Relaxed);
+        let next = (now + SWEEP).as_micros();
+        if now.as_micros() < due
+            || self
+                .next_sweep
+                .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
+        {
+            return;
+        }
+        let mut registered = BTreeSet::new();
+        for feed in live(&self.feeds) {
+            let workers: BTreeSet<_> = (feed.discovery)().into_iter().collect();
+            let mut outcomes = Vec::new();
+            let mut ledger = feed.ledger.lock();
+            ledger.expire(now, &mut outcomes);
+            ledger.retain_workers(now, |worker| workers.contains(&worker), &mut outcomes);
+            self.deliver(&outcomes, now);
+            drop(ledger);
+            registered.extend(workers);
+        }
+        for pool in self.pools() {
+            pool.with_state(now, |state| {
+                state.reconcile(&|worker| registered.contains(&worker));
+            });
+        }
+    }
+}
+
+fn live<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+    let mut list = list.lock();
+    list.retain(|item| item.strong_count() > 0);
+    list.iter().filter_map(Weak::upgrade).collect()
+}
+
+const fn worker_of(outcome: &Outcome<Placement>) -> Option<WorkerKey> {
+    match outcome {
+        Outcome::Sent(sent) => Some(sent.worker),
+        Outcome::FirstToken(first) => Some(first.worker),
+        Outcome::Ended(ended) => ended.worker,
+    }
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The regime-aware router as a plugin on Dynamo's router traits.
+//!
+//! [`register`] links two types into a Dynamo frontend: the worker-selection type `regime-aware`, which
+//! prices every worker in milliseconds and takes the cheapest, and the request-classifier type
+//! `regime-feedback`, which tells it what came of its choices. A policy file then selects them:
+//!
+//! ```yaml
+//! worker_selection:
+//!   aggregated: main
+//!   prefill: main
+//!   decode: main
+//!   instances:
+//!     - { name: main, type: regime-aware, parameters: {} }
+//! request_classifier: { type: regime-feedback, parameters: {} }
+//! ```
+//!
+//! The returned [`Handle`] is what the host shows: [`Handle::report`] as JSON,
+//! [`Handle::publish_metrics`] before a scrape. State lives and dies with the registration.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod choice;
+mod classifier;
+mod clock;
+mod cost;
+mod feedback;
+mod guard;
+mod hub;
+mod journal;
+mod metrics;
+mod parameters;
+mod pool;
+mod registration;
+mod report;
+mod selection;
+
+pub use classifier::FeedbackParameters;
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use feedback::Feedback;
+pub use guard::{FallbackReason, is_guarded};
+pub use journal::{Decision, DecisionRow};
+pub use parameters::{
+    Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError, Parameters,
+    RegimeTiming, SessionAffinity, Signals, Window,
+};
+pub use registration::{
+    CLASSIFIER_TYPE, Handle, Options, POLICY_TYPE, ScoreProbe, TtftDelta, classifier_parameters,
+    policy_parameters, register, register_with,
+};
+pub use report::{
+    DecisionsReport, HealthReport, PoolReport, PriceReport, RatesReport, Report, RequestsReport,
+    SCHEMA, SignalReport, TtftReport, WorkerReport,
+};
+
+use dynamo_kv_router::protocols::WorkerWithDpRank;
+use regime_core::WorkerKey;
+
+/// Our key for Dynamo's worker.
+const fn key_of(worker: WorkerWithDpRank) -> WorkerKey {
+    WorkerKey::new(worker.worker_id, worker.dp_rank)
+}

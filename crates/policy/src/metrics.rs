@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `regime_router_*` metrics, written through the `metrics` facade from a [`Report`].
+//!
+//! The plugin needs no handle of Dynamo for this: the host bridges the facade into its registry and
+//! calls [`Publisher::publish`] before each scrape. Labels are models, roles, workers, ranks, regimes
+//! and the fixed names in this crate, never anything that a request carries (field report BR-18).
+
+use std::collections::HashMap;
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+use parking_lot::Mutex;
+use regime_core::Regime;
+
+use crate::report::{HealthReport, PoolReport, Report, WorkerReport};
+
+/// Writes reports as metrics; remembers totals, because the facade counts in steps.
+#[derive(Debug, Default)]
+pub(crate) struct Publisher {
+    written: Mutex<HashMap<Vec<String>, u64>>,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+impl Publisher {
+    pub(crate) fn publish(&self, report: &Report) {
+        let counts = &report.requests.counts;
+        for (ending, total) in [
+            ("completed", counts.completed - counts.no_first_token),
+            ("no_first_token", counts.no_first_token),
+            ("aborted", counts.aborted),
+            ("cancelled", counts.cancelled),
+            ("ended_early", counts.ended_early),
+            ("evicted", counts.evicted),
+        ] {
+            let labels = vec![("ending", ending.to_owned())];
+            self.count("regime_router_requests_total", labels, total);
+        }
+        gauge!("regime_router_requests_tracked").set(report.requests.tracked as f64);
+        for pool in &report.pools {
+            self.publish_pool(pool);
+        }
+    }
+
+    fn publish_pool(&self, pool: &PoolReport) {
+        let base = vec![
+            ("model", pool.model.clone()),
+            ("role", pool.role.to_owned()),
+        ];
+        set_health("regime_router_pool", &base, &pool.health);
+        for (name, value) in [
+            ("regime_router_tau", pool.price.tau),
+            ("regime_router_omega", pool.price.omega),
+            ("regime_router_prefill_price", pool.price.prefill),
+            ("regime_router_seat_price_seconds", pool.price.seat_ms / 1e3),
+            (
+                "regime_router_prefill_pass_seconds",
+                pool.rates.pass_ms / 1e3,
+            ),
+            (
+                "regime_router_prefill_token_seconds",
+                pool.rates.token_ms / 1e3,
+            ),
+            (
+                "regime_router_decode_step_seconds",
+                pool.rates.decode_step_ms / 1e3,
+            ),
+            ("regime_router_prefill_efficiency", pool.rates.efficiency),
+        ] {
+            set(name, &base, value);
+        }
+        if let Some(share) = pool.decisions.matched_share {
+            set("regime_router_matched_share", &base, share);
+        }
+        for (name, total) in [
+            ("regime_router_decisions_total", pool.decisions.made),
+            (
+                "regime_router_filter_failed_open_total",
+                pool.decisions.filter_failed_open,
+            ),
+            (
+                "regime_router_unknown_loads_total",
+                pool.decisions.unknown_loads,
+            ),
+            (
+                "regime_router_journal_lost_total",
+                pool.decisions.journal_lost,
+            ),
+        ] {
+            self.count(name, base.clone(), total);
+        }
+        for (&reason, &total) in &pool.decisions.fallbacks {
+            let labels = with(&base, [("reason", reason.to_owned())]);
+            self.count("regime_router_fallbacks_total", labels, total);
+        }
+        for (&regime, &total) in &pool.changes {
+            let labels = with(&base, [("regime", regime.to_owned())]);
+            self.count("regime_router_regime_changes_total", labels, total);
+        }
+        for worker in &pool.workers {
+            publish_worker(&base, worker);
+        }
+    }
+
+    /// Bring the counter up to `total`.
+    fn count(&self, name: &'static str, labels: Labels, total: u64) {
+        let key = std::iter::once(name.to_owned())
+            .chain(labels.iter().map(|(_, value)| value.clone()))
+            .collect();
+        let mut written = self.written.lock();
+        let before = written.entry(key).or_default();
+        counter!(name, &labels).increment(total.saturating_sub(*before));
+        *before = total.max(*before);
+    }
+}
+
+fn publish_worker(base: &Labels, worker: &WorkerReport) {
+    let base = with(
+        base,
+        [
+            ("worker_id", worker.worker.id.to_string()),
+            ("dp_rank", worker.worker.rank.to_string()),
+        ],
+    );
+    set_health("regime_router_worker", &base, &worker.health);
+    for (state, requests) in [
+        ("waiting", worker.in_flight.waiting),
+        ("running", worker.in_flight.running),
+    ] {
+        let labels = with(&base, [("state", state.to_owned())]);
+        set(
+            "regime_router_worker_in_flight",
+            &labels,
+            f64::from(requests),
+        );
+    }
+    set("regime_router_worker_slowness", &base, worker.slowness);
+    set(
+        "regime_router_worker_held",
+        &base,
+        f64::from(u8::from(worker.held)),
+    );
+    set(
+        "regime_router_worker_failures",
+        &base,
+        worker.failures as f64,
+    );
+}
+
+/// One series per regime, 1 for the current one, so that a dashboard can add up time in each.
+fn set_health(prefix: &'static str, base: &Labels, health: &HealthReport) {
+    let pool = prefix == "regime_router_pool";
+    for regime in Regime::ALL {
+        let labels = with(base, [("regime", regime.as_str().to_owned())]);
+        let current = f64::from(u8::from(regime == health.regime));
+        let name = if pool {
+            "regime_router_pool_regime"
+        } else {
+            "regime_router_worker_regime"
+        };
+        set(name, &labels, current);
+    }
+    let name = if pool {
+        "regime_router_pool_signal"
+    } else {
+        "regime_router_worker_signal"
+    };
+    for (&signal, reading) in &health.signals {
+        let labels = with(base, [("signal", signal.to_owned())]);
+        set(name, &labels, reading.value);
+    }
+}
+
+fn with<const N: usize>(base: &Labels, more: [(&'static str, String); N]) -> Labels {
+    base.iter().cloned().chain(more).collect()
+}
+
+fn set(name: &'static str, labels: &Labels, value: f64) {
+    gauge!(name, labels).set(value);
+}
+
+/// Describe every metric once, before the first is written.
+pub(crate) fn describe() {
+    for (name, unit, help) in GAUGES {
+        describe_gauge!(*name, *unit, *help);
+    }
+    for (name, help) in COUNTERS {
+        describe_counter!(*name, Unit::Count, *help);
+    }
+}
+
+const GAUGES: &[(&str, Unit, &str)] = &[
+    (
+        "regime_router_pool_regime",
+        Unit::Count,
+        "1 for the regime the pool is in, else 0",
+    ),
+    (
+        "regime_router_worker_regime",
+        Unit::Count,
+        "1 for the regime the worker is in, else 0",
+    ),
+    (
+        "regime_router_pool_signal",
+        Unit::Count,
+        "Value of a regime signal of the pool; ms where the signal's name says so",
+    ),
+    (
+        "regime_router_worker_signal",
+        Unit::Count,
+        "Value of a regime signal of the worker; ms where the signal's name says so",
+    ),
+    (
+        "regime_router_requests_tracked",
+        Unit::Count,
+        "Requests open in the ledger",
+    ),
+    (
+        "regime_router_tau",
+        Unit::Count,
+        "Temperature of the choice",
+    ),
+    (
+        "regime_router_omega",
+        Unit::Count,
+        "Value of overlap: ms per token (calibrated) or blocks per block (paper)",
+    ),
+    (
+        "regime_router_prefill_price",
+        Unit::Count,
+        "Price of one ms of prefill work",
+    ),
+    (
+        "regime_router_seat_price_seconds",
+        Unit::Seconds,
+        "Price of one active request",
+    ),
+    (
+        "regime_router_prefill_pass_seconds",
+        Unit::Seconds,
+        "Learned fixed part of a prefill pass",
+    ),
+    (
+        "regime_router_prefill_token_seconds",
+        Unit::Seconds,
+        "Learned prefill time of one uncached token",
+    ),
+    (
+        "regime_router_decode_step_seconds",
+        Unit::Seconds,
+        "Learned time of one decode step",
+    ),
+    (
+        "regime_router_prefill_efficiency",
+        Unit::Count,
+        "1 when prefill is the scarce resource, towards 0 when seats are",
+    ),
+    (
+        "regime_router_matched_share",
+        Unit::Count,
+        "Share of requests matched with the decision that placed them",
+    ),
+    (
+        "regime_router_worker_in_flight",
+        Unit::Count,
+        "Requests in flight on the worker, before (waiting) and after (running) their first token",
+    ),
+    (
+        "regime_router_worker_slowness",
+        Unit::Count,
+        "Relative slowness of the worker's prefill; 1 is the pool's typical worker",
+    ),
+    (
+        "regime_router_worker_held",
+        Unit::Count,
+        "1 while the worker is held back because it kept failing",
+    ),
+    (
+        "regime_router_worker_failures",
+        Unit::Count,
+        "Attempts on the worker that ended without a first token",
+    ),
+];
+
+const COUNTERS: &[(&str, &str)] = &[
+    (
+        "regime_router_requests_total",
+        "Requests ended, by how they ended",
+    ),
+    ("regime_router_decisions_total", "Requests placed"),
+    (
+        "regime_router_fallbacks_total",
+        "Requests placed by the fallback rule, by reason",
+    ),
+    (
+        "regime_router_filter_failed_open_total",
+        "Selections in which every candidate was saturated, so that the filter let all through",
+    ),
+    (
+        "regime_router_unknown_loads_total",
+        "Selections with a candidate whose load the host did not know",
+    ),
+    (
+        "regime_router_journal_lost_total",
+        "Decisions overwritten before anybody read them",
+    ),
+    (
+        "regime_router_regime_changes_total",
+        "Changes of the pool's regime, by the regime entered",
+    ),
+];

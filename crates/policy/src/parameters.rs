@@ -1,0 +1,634 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Parameters of a `regime-aware` instance: YAML in, checked values out.
+//!
+//! Unknown keys are refused and every range is checked at start-up, because a setting that is ignored
+//! in silence is worse than none (field report BR-20). An instance without parameters gets the
+//! defaults below, and [`documentation`] prints the same defaults, taken from the same struct.
+
+mod documentation;
+
+use std::time::Duration;
+
+use regime_core::{
+    AccrualConfig, CalibrationConfig, CurveParameters, Cuts, FailureAccrual, LatencyCurve,
+    LatencyWindow, PoolCalibration, Regime, RegimeConfig, RegimeMachine, WindowConfig,
+};
+use regime_kv::TierWeights;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use documentation::{ParameterDoc, documentation};
+
+/// Which formula prices a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CostModel {
+    /// Milliseconds from learned rates (DESIGN sections 5 and 6 of the project).
+    #[default]
+    Calibrated,
+    /// The (τ, ω) table of the paper over Dynamo's own block cost.
+    Paper,
+}
+
+/// What a session-affinity target means to the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionAffinity {
+    /// An eligible target is the only candidate, as in Dynamo's default policy.
+    #[default]
+    Exclusive,
+    /// The target is credited with cached blocks and may still lose.
+    Advisory,
+}
+
+/// All parameters of one instance.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Parameters {
+    /// Cost model.
+    pub cost: CostModel,
+    /// Seed of the tie-breaking and sampling generator. Pools of one instance draw from streams that
+    /// also depend on model and role.
+    pub seed: u64,
+    /// Worth of a cached block by the tier that holds it, relative to one in device memory.
+    pub tier_weights: TierWeights,
+    /// Meaning of a session-affinity target.
+    pub session_affinity: SessionAffinity,
+    /// Share of the prompt that an advisory target is believed to hold at least, 0 to 1.
+    pub affinity_credit: f64,
+    /// Drop saturated workers from the choice while some worker is not saturated.
+    pub saturation_filter: bool,
+    /// Costs closer than this are ties, ms.
+    pub tie_margin_ms: f64,
+    /// How often windows are folded into regimes and prices, ms. Absent: 250, or 5000 (the paper's
+    /// poll) with `cost: paper`.
+    pub tick_ms: Option<f64>,
+    /// A worker that has not been a candidate for this long, while others were, is forgotten, ms.
+    pub worker_ttl_ms: f64,
+    /// Sliding window of latencies.
+    pub window: Window,
+    /// Regime state machine.
+    pub regime: RegimeTiming,
+    /// Which signals decide the regime, and where they cut. Absent: slowdown and waiting, or
+    /// `ttft_p99_ms` alone with `cost: paper`.
+    pub signals: Option<Signals>,
+    /// Consecutive failures.
+    pub failures: Failures,
+    /// The calibrated cost model.
+    pub calibrated: Calibrated,
+    /// Learning of rates.
+    pub calibration: CalibrationConfig,
+    /// The paper's cost model.
+    pub paper: Paper,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            cost: CostModel::default(),
+            seed: 0,
+            tier_weights: TierWeights::default(),
+            session_affinity: SessionAffinity::default(),
+            affinity_credit: 0.5,
+            saturation_filter: false,
+            tie_margin_ms: 0.01,
+            tick_ms: None,
+            worker_ttl_ms: 30_000.0,
+            window: Window::default(),
+            regime: RegimeTiming::default(),
+            signals: None,
+            failures: Failures::default(),
+            calibrated: Calibrated::default(),
+            calibration: CalibrationConfig::default(),
+            paper: Paper::default(),
+        }
+    }
+}
+
+/// Sliding window of latencies, per worker and per pool.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Window {
+    /// Length, ms.
+    pub span_ms: f64,
+    /// Steps in which the window forgets.
+    pub slices: u32,
+    /// Samples below which no quantile is given. Fifty, because the P99 of fewer is the maximum.
+    pub min_samples: u64,
+    /// Time constant of the smoothing of windowed P99s, ms.
+    pub p99_smoothing_ms: f64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self {
+            span_ms: 5_000.0,
+            slices: 10,
+            min_samples: 50,
+            p99_smoothing_ms: 5_000.0,
+        }
+    }
+}
+
+/// Timing of the regime state machine.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RegimeTiming {
+    /// Consecutive ticks that must agree before the regime changes; the paper's three samples.
+    pub windows: u32,
+    /// Least time in a regime before a milder one is entered, ms.
+    pub dwell_ms: f64,
+    /// Age at which a signal no longer counts, ms. With no signal left the regime is Unknown.
+    pub max_age_ms: f64,
+    /// Samples a signal needs to count.
+    pub min_samples: u64,
+}
+
+impl Default for RegimeTiming {
+    fn default() -> Self {
+        Self {
+            windows: 3,
+            dwell_ms: 2_000.0,
+            max_age_ms: 10_000.0,
+            min_samples: 10,
+        }
+    }
+}
+
+/// Cuts of each regime signal; an absent signal does not count.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[derive(Default)]
+pub struct Signals {
+    /// Σ TTFT / Σ TTFT alone on an idle worker, over the window.
+    pub slowdown: Option<Cuts>,
+    /// Requests sent without a first token, on the median worker.
+    pub waiting: Option<Cuts>,
+    /// Smoothed P99 of TTFT over the window, ms.
+    pub ttft_p99_ms: Option<Cuts>,
+}
+
+/// Holding back a worker that keeps failing.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Failures {
+    /// Consecutive attempts without a first token that start a hold.
+    pub consecutive: u32,
+    /// First hold, ms; doubles with each further failure.
+    pub min_hold_ms: f64,
+    /// Longest hold, ms.
+    pub max_hold_ms: f64,
+    /// Added to the cost of a held worker, ms: a last resort, never excluded.
+    pub penalty_ms: f64,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self {
+            consecutive: 3,
+            min_hold_ms: 1_000.0,
+            max_hold_ms: 60_000.0,
+            penalty_ms: 10_000.0,
+        }
+    }
+}
+
+/// Constants of the calibrated cost model. All were measured in simulation; the response to each is
+/// flat within a factor of two.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Calibrated {
+    /// Price of prefill work per waiting request on the median worker: one ms of extra work delays
+    /// everybody queued behind it, and the median queue undercounts the mean by about half.
+    pub price_per_waiting: f64,
+    /// Upper bound of both prices, a safety cap.
+    pub price_cap: f64,
+    /// Share of the mean residence time that one more active request costs: a decode step grows by
+    /// .05 to .3 % with each further sequence, for itself and for the others.
+    pub seat_share: f64,
+    /// Growth of the seat price per waiting request when seats, not prefill, are scarce.
+    pub seat_price_per_waiting: f64,
+}
+
+impl Default for Calibrated {
+    fn default() -> Self {
+        Self {
+            price_per_waiting: 2.0,
+            price_cap: 20.0,
+            seat_share: 0.005,
+            seat_price_per_waiting: 0.5,
+        }
+    }
+}
+
+/// One row of the paper's table.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperRow {
+    /// Temperature τ of the choice; 0 is argmin.
+    pub tau: f64,
+    /// Value ω of one overlapped block, in blocks of load.
+    pub omega: f64,
+}
+
+/// The paper's cost model. Table, poll and three-sample hysteresis are the paper's; what it leaves
+/// open (thresholds, smoothing, curve) has defaults of our own.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Paper {
+    /// Row for the regime Below, and for Unknown.
+    pub below: PaperRow,
+    /// Row for the regime Transition.
+    pub transition: PaperRow,
+    /// Row for the regime Saturated.
+    pub saturated: PaperRow,
+    /// Threshold θ1 of the smoothed TTFT P99 into Transition, ms. Ours.
+    pub theta1_ms: f64,
+    /// Threshold θ2 of the smoothed TTFT P99 into Saturated, ms. Ours.
+    pub theta2_ms: f64,
+    /// A threshold is left below this share of it. Ours.
+    pub leave_share: f64,
+    /// Congestion f(n) over load n in KV blocks. Ours: f(n) = n, which makes the cost at ω = 1 that of
+    /// Dynamo's default policy.
+    pub curve: CurveParameters,
+}
+
+impl Default for Paper {
+    fn default() -> Self {
+        Self {
+            below: PaperRow {
+                tau: 0.0,
+                omega: 1.0,
+            },
+            transition: PaperRow {
+                tau: 0.7,
+                omega: 1.0,
+            },
+            saturated: PaperRow {
+                tau: 0.8,
+                omega: 0.1,
+            },
+            theta1_ms: 300.0,
+            theta2_ms: 1_500.0,
+            leave_share: 0.8,
+            curve: CurveParameters {
+                slope_ms_per_unit: 1.0,
+                base_ms: 0.0,
+                barrier_ms: 0.0,
+                saturation_load: 1e6,
+                barrier_exponent: 1.0,
+                guard_load: 1.0,
+            },
+        }
+    }
+}
+
+impl Paper {
+    /// The row that `regime` selects.
+    #[must_use]
+    pub const fn row(&self, regime: Regime) -> PaperRow {
+        match regime {
+            Regime::Unknown | Regime::Below => self.below,
+            Regime::Transition => self.transition,
+            Regime::Saturated => self.saturated,
+        }
+    }
+}
+
+/// A parameter outside its range.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum ParameterError {
+    /// A value of this crate.
+    #[error("{key} is {value}; allowed: {allowed}")]
+    OutOfRange {
+        /// Path of the key in the YAML.
+        key: String,
+        /// The refused value.
+        value: String,
+        /// What would have been accepted.
+        allowed: &'static str,
+    },
+    /// A value that another crate of the project checks.
+    #[error("{section}: {reason}")]
+    Section {
+        /// Path of the mapping in the YAML.
+        section: &'static str,
+        /// Names key, value and what is allowed.
+        reason: String,
+    },
+}
+
+/// Parameters whose ranges were checked, in the types that the policy works with. State machines are
+/// prototypes: a pool clones them for itself and for each worker.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) raw: Parameters,
+    pub(crate) tick: Duration,
+    pub(crate) worker_ttl: Duration,
+    pub(crate) max_age: Duration,
+    pub(crate) window_span: Duration,
+    pub(crate) p99_smoothing: Duration,
+    pub(crate) ttft_window: LatencyWindow,
+    pub(crate) machine: RegimeMachine,
+    pub(crate) accrual: FailureAccrual,
+    pub(crate) calibration: PoolCalibration,
+    pub(crate) curve: LatencyCurve,
+    signals: Signals,
+}
+
+impl Checked {
+    /// Names of the regime signals, in the order in which everything here lists them.
+    pub(crate) const SIGNALS: [&'static str; 3] = ["slowdown", "waiting", "ttft_p99_ms"];
+
+    /// Cuts of each signal, absent where the signal does not decide the regime.
+    pub(crate) const fn cuts(&self) -> [Option<Cuts>; Self::SIGNALS.len()] {
+        let Signals {
+            slowdown,
+            waiting,
+            ttft_p99_ms,
+        } = self.signals;
+        [slowdown, waiting, ttft_p99_ms]
+    }
+
+    /// The readings that decide the regime, in the order in which [`Checked::machine`] has their cuts.
+    pub(crate) fn deciding<T>(&self, readings: [T; Self::SIGNALS.len()]) -> Vec<T> {
+        readings
+            .into_iter()
+            .zip(self.cuts())
+            .filter_map(|(reading, cuts)| cuts.map(|_| reading))
+            .collect()
+    }
+}
+
+impl Parameters {
+    /// Check every range.
+    ///
+    /// # Errors
+    /// Names the first key out of range, its value and what is allowed.
+    pub(crate) fn check(self) -> Result<Checked, ParameterError> {
+        in_range("affinity_credit", self.affinity_credit, 0.0, 1.0, "0 to 1")?;
+        non_negative("tie_margin_ms", self.tie_margin_ms)?;
+        let tick_ms = self.tick_ms.unwrap_or(match self.cost {
+            CostModel::Calibrated => 250.0,
+            CostModel::Paper => 5_000.0,
+        });
+        in_range("tick_ms", tick_ms, 1.0, 3.6e6, "1 to 3600000")?;
+        positive_ms("worker_ttl_ms", self.worker_ttl_ms)?;
+        positive_ms("window.span_ms", self.window.span_ms)?;
+        positive_ms("window.p99_smoothing_ms", self.window.p99_smoothing_ms)?;
+        positive_ms("regime.max_age_ms", self.regime.max_age_ms)?;
+        in_range(
+            "regime.dwell_ms",
+            self.regime.dwell_ms,
+            0.0,
+            3.6e6,
+            "0 to 3600000",
+        )?;
+        positive_ms("failures.min_hold_ms", self.failures.min_hold_ms)?;
+        positive_ms("failures.max_hold_ms", self.failures.max_hold_ms)?;
+        non_negative("failures.penalty_ms", self.failures.penalty_ms)?;
+        self.check_calibrated()?;
+        self.check_paper()?;
+        nested("tier_weights", self.tier_weights.validate())?;
+
+        let window = WindowConfig {
+            span: millis(self.window.span_ms),
+            slices: self.window.slices as usize,
+            min_samples: self.window.min_samples,
+        };
+        let regime = RegimeConfig {
+            windows: self.regime.windows,
+            dwell: millis(self.regime.dwell_ms),
+            max_age: millis(self.regime.max_age_ms),
+            min_samples: self.regime.min_samples,
+        };
+        let accrual = AccrualConfig {
+            consecutive: self.failures.consecutive,
+            min_hold: millis(self.failures.min_hold_ms),
+            max_hold: millis(self.failures.max_hold_ms),
+        };
+        let signals = self.signals.unwrap_or_else(|| self.default_signals());
+        for (section, cuts) in [
+            ("signals.slowdown", signals.slowdown),
+            ("signals.waiting", signals.waiting),
+            ("signals.ttft_p99_ms", signals.ttft_p99_ms),
+        ] {
+            nested(section, cuts.map_or(Ok(()), |cuts| cuts.validate()))?;
+        }
+        let mut checked = Checked {
+            tick: millis(tick_ms),
+            worker_ttl: millis(self.worker_ttl_ms),
+            max_age: regime.max_age,
+            window_span: window.span,
+            p99_smoothing: millis(self.window.p99_smoothing_ms),
+            ttft_window: nested("window", LatencyWindow::new(window))?,
+            machine: nested("regime", RegimeMachine::new(regime, Vec::new()))?,
+            accrual: nested("failures", FailureAccrual::new(accrual))?,
+            calibration: nested("calibration", PoolCalibration::new(self.calibration))?,
+            curve: nested("paper.curve", LatencyCurve::new(self.paper.curve))?,
+            signals,
+            raw: self,
+        };
+        let deciding = checked.cuts().into_iter().flatten().collect();
+        checked.machine = nested("signals", RegimeMachine::new(regime, deciding))?;
+        Ok(checked)
+    }
+
+    fn check_calibrated(&self) -> Result<(), ParameterError> {
+        let Calibrated {
+            price_per_waiting,
+            price_cap,
+            seat_share,
+            seat_price_per_waiting,
+        } = self.calibrated;
+        for (key, value) in [
+            ("calibrated.price_per_waiting", price_per_waiting),
+            ("calibrated.price_cap", price_cap),
+            ("calibrated.seat_price_per_waiting", seat_price_per_waiting),
+        ] {
+            in_range(key, value, 0.0, 1e3, "0 to 1000")?;
+        }
+        in_range("calibrated.seat_share", seat_share, 0.0, 1.0, "0 to 1")
+    }
+
+    fn check_paper(&self) -> Result<(), ParameterError> {
+        let paper = &self.paper;
+        for (name, row) in [
+            ("below", paper.below),
+            ("transition", paper.transition),
+            ("saturated", paper.saturated),
+        ] {
+            in_range(&format!("paper.{name}.tau"), row.tau, 0.0, 1e3, "0 to 1000")?;
+            in_range(
+                &format!("paper.{name}.omega"),
+                row.omega,
+                0.0,
+                1e3,
+                "0 to 1000",
+            )?;
+        }
+        positive_ms("paper.theta1_ms", paper.theta1_ms)?;
+        positive_ms("paper.theta2_ms", paper.theta2_ms)?;
+        if paper.theta2_ms < paper.theta1_ms {
+            return Err(refuse(
+                "paper.theta2_ms",
+                paper.theta2_ms,
+                "at least paper.theta1_ms",
+            ));
+        }
+        in_range("paper.leave_share", paper.leave_share, 0.0, 1.0, "0 to 1")
+    }
+
+    /// Scale-free cuts for the calibrated model, θ1 and θ2 for the paper's. A level is left a quarter
+    /// below where it was entered, so that noise around a cut does not flap.
+    fn default_signals(&self) -> Signals {
+        match self.cost {
+            CostModel::Calibrated => Signals {
+                slowdown: Some(cuts(1.5, 8.0, 0.75)),
+                waiting: Some(cuts(1.0, 8.0, 0.75)),
+                ttft_p99_ms: None,
+            },
+            CostModel::Paper => Signals {
+                ttft_p99_ms: Some(cuts(
+                    self.paper.theta1_ms,
+                    self.paper.theta2_ms,
+                    self.paper.leave_share,
+                )),
+                ..Signals::default()
+            },
+        }
+    }
+}
+
+fn cuts(transition: f64, saturated: f64, leave_share: f64) -> Cuts {
+    Cuts {
+        transition_enter: transition,
+        transition_leave: transition * leave_share,
+        saturated_enter: saturated,
+        saturated_leave: saturated * leave_share,
+    }
+}
+
+/// Callers have checked the range, which fits a duration.
+fn millis(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value / 1e3).unwrap_or_default()
+}
+
+fn refuse(key: &str, value: impl ToString, allowed: &'static str) -> ParameterError {
+    ParameterError::OutOfRange {
+        key: key.to_owned(),
+        value: value.to_string(),
+        allowed,
+    }
+}
+
+fn nested<T>(
+    section: &'static str,
+    checked: Result<T, impl std::error::Error>,
+) -> Result<T, ParameterError> {
+    checked.map_err(|error| ParameterError::Section {
+        section,
+        reason: error.to_string(),
+    })
+}
+
+fn in_range(
+    key: &str,
+    value: f64,
+    low: f64,
+    high: f64,
+    allowed: &'static str,
+) -> Result<(), ParameterError> {
+    // False for NaN, too.
+    if (low..=high).contains(&value) {
+        Ok(())
+    } else {
+        Err(refuse(key, value, allowed))
+    }
+}
+
+fn non_negative(key: &str, value: f64) -> Result<(), ParameterError> {
+    in_range(key, value, 0.0, 1e9, "0 to 1000000000")
+}
+
+fn positive_ms(key: &str, value: f64) -> Result<(), ParameterError> {
+    in_range(key, value, 1e-3, 1e9, "0.001 to 1000000000")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(yaml: &str) -> Parameters {
+        serde_yaml::from_str(yaml).unwrap()
+    }
+
+    #[test]
+    fn an_empty_mapping_gives_the_documented_defaults() {
+        let checked = parse("{}").check().unwrap();
+        assert_eq!(checked.raw.cost, CostModel::Calibrated);
+        assert_eq!(checked.tick, Duration::from_millis(250));
+        let slowdown = checked.signals.slowdown.unwrap();
+        assert_eq!(
+            (slowdown.transition_enter, slowdown.saturated_enter),
+            (1.5, 8.0)
+        );
+        assert!(checked.signals.ttft_p99_ms.is_none());
+    }
+
+    #[test]
+    fn the_paper_model_polls_every_five_seconds_on_p99_alone() {
+        let checked = parse("cost: paper").check().unwrap();
+        assert_eq!(checked.tick, Duration::from_secs(5));
+        assert!(checked.signals.slowdown.is_none() && checked.signals.waiting.is_none());
+        let p99 = checked.signals.ttft_p99_ms.unwrap();
+        // 0.8 × 1500.
+        assert_eq!(
+            (p99.saturated_enter, p99.saturated_leave),
+            (1_500.0, 1_200.0)
+        );
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused_by_name() {
+        let error = serde_yaml::from_str::<Parameters>("{tick_msec: 3}").unwrap_err();
+        assert!(error.to_string().contains("tick_msec"), "{error}");
+    }
+
+    #[test]
+    fn a_value_out_of_range_names_key_value_and_range() {
+        let error = parse("paper: {theta1_ms: -5}").check().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "paper.theta1_ms is -5; allowed: 0.001 to 1000000000"
+        );
+    }
+
+    #[test]
+    fn not_a_number_is_refused_everywhere() {
+        for yaml in [
+            "{tie_margin_ms: .nan}",
+            "{affinity_credit: .nan}",
+            "{tick_ms: .inf}",
+            "{window: {span_ms: .nan}}",
+            "{regime: {dwell_ms: .inf}}",
+            "{failures: {penalty_ms: .nan}}",
+            "{calibrated: {seat_share: .nan}}",
+            "{calibration: {prior_pass_ms: .nan}}",
+            "{tier_weights: {host: .nan}}",
+            "{paper: {below: {tau: .nan, omega: 1}}}",
+            "{signals: {waiting: {transition_enter: .nan, transition_leave: 1, saturated_enter: 8, saturated_leave: 6}}}",
+        ] {
+            assert!(parse(yaml).check().is_err(), "{yaml}");
+        }
+    }
+
+    #[test]
+    fn thresholds_in_the_wrong_order_are_refused() {
+        let error = parse("paper: {theta1_ms: 900, theta2_ms: 300}")
+            .check()
+            .unwrap_err();
+        assert!(error.to_string().starts_with("paper.theta2_ms is 300"));
+    }
+}

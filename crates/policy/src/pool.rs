@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! One pool: the candidates of one policy instance, that is one model and one role.
+//!
+//! The scorer and the feedback path meet here. The scorer reads an immutable [`Snapshot`] with one
+//! atomic load and never waits: what it has to say goes into the journal. The feedback path owns the
+//! learned [`State`] behind a lock and publishes a new snapshot at each tick. There is no thread; a
+//! tick runs when a selection, an event or a reader comes by and one is due, and readers project the
+//! last one to their own time, so that silence ages the state too.
+
+mod pending;
+mod snapshot;
+mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use dynamo_kv_router::WorkerType;
+use parking_lot::Mutex;
+use regime_core::{Timestamp, WorkerKey};
+
+pub(crate) use pending::Placement;
+pub(crate) use snapshot::Snapshot;
+pub(crate) use state::{Health, SignalReading, State, WorkerState};
+
+use crate::journal::Journal;
+use crate::parameters::Checked;
+use crate::{FallbackReason, TtftDelta};
+
+/// Unread decisions that are kept: a second at 1,000 requests/s between two ticks, four times over.
+const JOURNAL_CAPACITY: usize = 4_096;
+
+/// Which pool this is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PoolId {
+    pub(crate) model: String,
+    pub(crate) routing_group: String,
+    pub(crate) role: WorkerType,
+}
+
+/// Events that only ever count up.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) decisions: AtomicU64,
+    pub(crate) filter_failed_open: AtomicU64,
+    pub(crate) unknown_loads: AtomicU64,
+    fallbacks: [AtomicU64; FallbackReason::ALL.len()],
+}
+
+impl Counters {
+    pub(crate) fn fallbacks(&self, reason: FallbackReason) -> u64 {
+        self.fallbacks[reason as usize].load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) struct Pool {
+    pub(crate) id: PoolId,
+    pub(crate) parameters: Arc<Checked>,
+    pub(crate) journal: Journal,
+    pub(crate) counters: Counters,
+    snapshot: ArcSwap<Snapshot>,
+    state: Mutex<State>,
+    next_tick: AtomicU64,
+    next_log: AtomicU64,
+}
+
+impl Pool {
+    pub(crate) fn new(id: PoolId, parameters: Arc<Checked>) -> Self {
+        let state = State::new(id.role, &parameters);
+        Self {
+            snapshot: ArcSwap::from_pointee(state.snapshot(Timestamp::ORIGIN)),
+            state: Mutex::new(state),
+            journal: Journal::new(JOURNAL_CAPACITY),
+            counters: Counters::default(),
+            next_tick: AtomicU64::new(0),
+            next_log: AtomicU64::new(0),
+            parameters,
+            id,
+        }
+    }
+
+    /// What the request path knows.
+    pub(crate) fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
+        self.snapshot.load()
+    }
+
+    /// Take note of candidates that the snapshot does not know. Rare: once per worker.
+    pub(crate) fn join(&self, workers: impl Iterator<Item = WorkerKey>, now: Timestamp) {
+        let mut state = self.state.lock();
+        for worker in workers {
+            state.join(worker, now);
+        }
+        self.publish(&state, now);
+    }
+
+    /// Fold the windows if a tick is due and nobody else holds the state; a selection must not wait.
+    pub(crate) fn tick_if_due(&self, now: Timestamp) {
+        if self.claim_tick(now)
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.fold(&mut state, now);
+        }
+    }
+
+    /// Change the state in answer to feedback; `changed` decides whether the request path must know
+    /// before the next tick.
+    pub(crate) fn with_state<T>(&self, now: Timestamp, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        state.read_journal(&self.journal);
+        let result = change(&mut state);
+        if self.claim_tick(now) {
+            self.fold(&mut state, now);
+        } else if state.take_urgent() {
+            self.publish(&state, now);
+        }
+        result
+    }
+
+    /// Feed TTFTs that the frontend measured, for stages that no classifier event reaches.
+    pub(crate) fn observe_ttft(&self, delta: &TtftDelta, now: Timestamp) {
+        self.with_state(now, |state| state.observe_ttft(delta, now));
+    }
+
+    /// Count a use of the fallback rule, and log it at most once a minute.
+    pub(crate) fn record_fallback(&self, reason: FallbackReason, detail: &str, now: Timestamp) {
+        let total = self.counters.fallbacks[reason as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        let due = self.next_log.load(Ordering::Relaxed);
+        let next = now + std::time::Duration::from_secs(60);
+        if now.as_micros() >= due
+            && self
+                .next_log
+                .compare_exchange(due, next.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            tracing::error!(
+                model = self.id.model,
+                role = self.id.role.as_str(),
+                reason = reason.as_str(),
+                total,
+                detail,
+                "regime-aware scoring failed; least-loaded fallback serves the request"
+            );
+        }
+    }
+
+    fn claim_tick(&self, now: Timestamp) -> bool {
+        let due = self.next_tick.load(Ordering::Relaxed);
+        let next = now + self.parameters.tick;
+        now.as_micros() >= due
+            && self
+                .next_tick
+                .compare_exchange(due, next.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    fn fold(&self, state: &mut State, now: Timestamp) {
+        state.read_journal(&self.journal);
+        state.tick(now);
+        self.publish(state, now);
+    }
+
+    fn publish(&self, state: &State, now: Timestamp) {
+        self.snapshot.store(Arc::new(state.snapshot(now)));
+    }
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Linking the plugin into a host, and what the host gets back.
+
+use std::sync::Arc;
+
+use dynamo_kv_router::KvRouterConfig;
+use dynamo_kv_router::plugins::request_classifier::{
+    RequestClassifierContext, RequestClassifierFactory, RequestClassifierParameters,
+    RequestClassifierProviderError,
+};
+use dynamo_kv_router::plugins::worker_selection::{
+    WorkerSelectionPolicyFactory, WorkerSelectionPolicyParameters,
+    WorkerSelectionPolicyProviderError,
+};
+use dynamo_kv_router::plugins::{RouterPluginRegistry, RouterPluginRegistryError};
+use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
+use regime_core::{Ledger, LedgerConfig, WorkerKey};
+
+use crate::classifier::{FeedbackClassifier, FeedbackParameters};
+use crate::clock::{Clock, SystemClock};
+use crate::feedback::Feedback;
+use crate::hub::Hub;
+use crate::key_of;
+use crate::metrics::{Publisher, describe};
+use crate::parameters::{ParameterDoc, Parameters, documentation};
+use crate::pool::{Placement, PoolId};
+use crate::report::{Report, report};
+use crate::selection;
+
+/// Name of the worker-selection type.
+pub const POLICY_TYPE: &str = "regime-aware";
+/// Name of the request-classifier type.
+pub const CLASSIFIER_TYPE: &str = "regime-feedback";
+
+/// Called with the role of the pool before each score, inside the panic guard: fault injection.
+pub type ScoreProbe = Arc<dyn Fn(&'static str) + Send + Sync>;
+
+/// What the host may bring along.
+#[derive(Default)]
+pub struct Options {
+    /// Clock; the operating system's when absent.
+    pub clock: Option<Arc<dyn Clock>>,
+    /// Fault injection; none in production.
+    pub score_probe: Option<ScoreProbe>,
+}
+
+/// New observations in the frontend's own TTFT histogram since the last call.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TtftDelta {
+    /// Upper bound of each bucket, ms, and the number of new observations in that bucket alone.
+    pub buckets: Vec<(f64, u64)>,
+    /// Sum of the new observations, ms.
+    pub sum_ms: f64,
+    /// Number of new observations.
+    pub count: u64,
+}
+
+/// What a registration shares with its host. Clones share one state.
+#[derive(Clone)]
+pub struct Handle {
+    hub: Arc<Hub>,
+    publisher: Arc<Publisher>,
+}
+
+impl Handle {
+    /// Everything believed now.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        report(&self.hub)
+    }
+
+    /// Write every metric through the `metrics` facade, from a fresh report, which is returned.
+    pub fn publish_metrics(&self) -> Report {
+        let report = self.report();
+        self.publisher.publish(&report);
+        report
+    }
+
+    /// A channel through which a host without Dynamo's classifier tells what became of requests.
+    /// `discovery` lists the workers that exist; those that leave it are forgotten.
+    #[must_use]
+    pub fn feedback(
+        &self,
+        discovery: impl Fn() -> Vec<WorkerKey> + Send + Sync + 'static,
+    ) -> Feedback {
+        let ledger = Ledger::new(LedgerConfig::default()).unwrap_or_default();
+        let feed = self.hub.add_feed(ledger, Box::new(discovery));
+        Feedback::new(Arc::clone(&self.hub), feed)
+    }
+
+    /// Feed the TTFTs that the frontend itself measured for `model`. They stand in for first tokens in
+    /// prefill pools, which no classifier event reaches.
+    pub fn observe_frontend_ttft(&self, model: &str, delta: &TtftDelta) {
+        self.hub.observe_ttft(model, delta);
+    }
+}
+
+/// Parameters of `regime-aware`, in reading order.
+#[must_use]
+pub fn policy_parameters() -> Vec<ParameterDoc> {
+    documentation()
+}
+
+/// Parameters of `regime-feedback`, in reading order.
+#[must_use]
+pub fn classifier_parameters() -> Vec<ParameterDoc> {
+    let defaults = FeedbackParameters::default();
+    vec![
+        ParameterDoc {
+            name: "max_requests",
+            default: defaults.max_requests.to_string(),
+            allowed: "at least 1",
+            help: "requests tracked at once; beyond it the oldest is closed as evicted",
+        },
+        ParameterDoc {
+            name: "max_age_s",
+            default: defaults.max_age_s.to_string(),
+            allowed: "above 0",
+            help: "age at which a request that nothing ended is closed, s",
+        },
+    ]
+}
+
+/// Register both types with default options.
+///
+/// # Errors
+/// When the registry already holds one of the names.
+pub fn register(registry: &mut RouterPluginRegistry) -> Result<Handle, RouterPluginRegistryError> {
+    register_with(registry, Options::default())
+}
+
+/// Register both types with options of the host.
+///
+/// # Errors
+/// When the registry already holds one of the names.
+pub fn register_with(
+    registry: &mut RouterPluginRegistry,
+    options: Options,
+) -> Result<Handle, RouterPluginRegistryError> {
+    let clock = options
+        .clock
+        .unwrap_or_else(|| Arc::new(SystemClock::default()));
+    let hub = Arc::new(Hub::new(clock, options.score_probe));
+    registry.register_worker_selection(
+        POLICY_TYPE,
+        Arc::new({
+            let hub = Arc::clone(&hub);
+            move |parameters: &WorkerSelectionPolicyParameters| {
+                policy_factory(Arc::clone(&hub), parameters)
+            }
+        }),
+    )?;
+    registry.register_request_classifier(
+        CLASSIFIER_TYPE,
+        Arc::new({
+            let hub = Arc::clone(&hub);
+            move |parameters: &RequestClassifierParameters| {
+                classifier_factory(Arc::clone(&hub), parameters)
+            }
+        }),
+    )?;
+    describe();
+    Ok(Handle {
+        hub,
+        publisher: Arc::default(),
+    })
+}
+
+fn policy_factory(
+    hub: Arc<Hub>,
+    parameters: &WorkerSelectionPolicyParameters,
+) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyProviderError> {
+    let parameters = parameters
+        .deserialize::<Parameters>()?
+        .check()
+        .map_err(|error| WorkerSelectionPolicyProviderError::new(error.to_string()))?;
+    let parameters = Arc::new(parameters);
+    Ok(Arc::new(
+        move |config: &KvRouterConfig, role: WorkerType, partition: RoutingPartitionRef<'_>| {
+            let id = PoolId {
+                model: partition.model_name.to_owned(),
+                routing_group: partition.routing_group.to_owned(),
+                role,
+            };
+            let pool = hub.add_pool(id, Arc::clone(&parameters));
+            selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone())
+        },
+    ))
+}
+
+fn classifier_factory(
+    hub: Arc<Hub>,
+    parameters: &RequestClassifierParameters,
+) -> Result<RequestClassifierFactory, RequestClassifierProviderError> {
+    let parameters = parameters.deserialize::<FeedbackParameters>()?;
+    let ledger = Ledger::<Placement>::new(parameters.ledger())
+        .map_err(|error| RequestClassifierProviderError::new(error.to_string()))?;
+    Ok(Arc::new(move |context: RequestClassifierContext| {
+        let discovery = move || {
+            let workers = context.workers();
+            workers
+                .iter()
+                .map(|worker| key_of(worker.worker()))
+                .collect()
+        };
+        let feed = hub.add_feed(ledger.clone(), Box::new(discovery));
+        let feedback = Feedback::new(Arc::clone(&hub), feed);
+        Box::new(FeedbackClassifier::new(feedback, parameters.max_requests))
+    }))
+}
