@@ -41,6 +41,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use feedback::Feedback;
 pub use guard::{FallbackReason, is_guarded};
 pub use journal::{Decision, DecisionRow};
+pub use metrics::{MetricDoc, metrics_documentation};
 pub use parameters::{
     Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError, Parameters,
     RegimeTiming, SessionAffinity, Signals, Window,

@@ -7,23 +7,35 @@
 //! and the fixed names in this crate, never anything that a request carries (field report BR-18).
 
 use std::collections::HashMap;
+use std::sync::Once;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 use parking_lot::Mutex;
 use regime_core::Regime;
+use serde::Serialize;
 
 use crate::report::{HealthReport, PoolReport, Report, WorkerReport};
 
 /// Writes reports as metrics; remembers totals, because the facade counts in steps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Publisher {
+    described: Once,
     written: Mutex<HashMap<Vec<String>, u64>>,
 }
 
 type Labels = Vec<(&'static str, String)>;
 
 impl Publisher {
+    pub(crate) fn new() -> Self {
+        Self {
+            described: Once::new(),
+            written: Mutex::default(),
+        }
+    }
+
     pub(crate) fn publish(&self, report: &Report) {
+        // Not at registration: a host may install its recorder later than that.
+        self.described.call_once(describe);
         let counts = &report.requests.counts;
         for (ending, total) in [
             ("completed", counts.completed - counts.no_first_token),
@@ -179,8 +191,34 @@ fn set(name: &'static str, labels: &Labels, value: f64) {
     gauge!(name, labels).set(value);
 }
 
-/// Describe every metric once, before the first is written.
-pub(crate) fn describe() {
+/// One documented metric.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct MetricDoc {
+    /// Name.
+    pub name: &'static str,
+    /// `gauge` or `counter`.
+    pub kind: &'static str,
+    /// What it says.
+    pub help: &'static str,
+}
+
+/// Every metric of the plugin, in reading order.
+#[must_use]
+pub fn metrics_documentation() -> Vec<MetricDoc> {
+    let gauges = GAUGES.iter().map(|&(name, _, help)| MetricDoc {
+        name,
+        kind: "gauge",
+        help,
+    });
+    let counters = COUNTERS.iter().map(|&(name, help)| MetricDoc {
+        name,
+        kind: "counter",
+        help,
+    });
+    gauges.chain(counters).collect()
+}
+
+fn describe() {
     for (name, unit, help) in GAUGES {
         describe_gauge!(*name, *unit, *help);
     }

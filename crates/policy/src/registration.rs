@@ -22,7 +22,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::feedback::Feedback;
 use crate::hub::Hub;
 use crate::key_of;
-use crate::metrics::{Publisher, describe};
+use crate::metrics::Publisher;
 use crate::parameters::{ParameterDoc, Parameters, documentation};
 use crate::pool::{Placement, PoolId};
 use crate::report::{Report, report};
@@ -160,10 +160,9 @@ pub fn register_with(
             }
         }),
     )?;
-    describe();
     Ok(Handle {
         hub,
-        publisher: Arc::default(),
+        publisher: Arc::new(Publisher::new()),
     })
 }
 
