@@ -115,6 +115,9 @@ pub fn request(blocks: usize) -> SchedulingRequest {
     }
 }
 
+/// A request with its rows, and the workers.
+pub type Prepared = (SchedulingRequest, HashMap<u64, TestWorker>);
+
 pub struct Host {
     pub policy: WorkerSelectionPolicy,
     pub plugins: RouterPlugins,
@@ -189,9 +192,29 @@ impl Host {
 
     pub fn select_with(
         &self,
-        mut request: SchedulingRequest,
+        request: SchedulingRequest,
         rows: &[Row],
     ) -> Result<WorkerWithDpRank, KvSchedulerError> {
+        self.select_prepared(&self.prepare(request, rows))
+    }
+
+    pub fn select_prepared(
+        &self,
+        (request, workers): &Prepared,
+    ) -> Result<WorkerWithDpRank, KvSchedulerError> {
+        let eligibility = request.eligibility();
+        self.policy
+            .select_worker(WorkerSelectionInput::configured(
+                workers,
+                request,
+                eligibility,
+                BLOCK_SIZE,
+            ))
+            .map(|result| result.worker)
+    }
+
+    /// Write the rows into the request and the worker table, where Dynamo keeps them.
+    pub fn prepare(&self, mut request: SchedulingRequest, rows: &[Row]) -> Prepared {
         let mut workers: HashMap<u64, TestWorker> = HashMap::new();
         for row in rows {
             let worker = workers.entry(row.worker.worker_id).or_default();
@@ -221,14 +244,7 @@ impl Host {
                 );
             }
         }
-        self.policy
-            .select_worker(WorkerSelectionInput::configured(
-                &workers,
-                &request,
-                request.eligibility(),
-                BLOCK_SIZE,
-            ))
-            .map(|result| result.worker)
+        (request, workers)
     }
 
     pub fn pool(&self) -> PoolReport {
