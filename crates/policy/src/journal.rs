@@ -34,6 +34,14 @@ pub struct DecisionRow {
     pub load_known: bool,
 }
 
+impl DecisionRow {
+    /// Predicted wait before the request's own prefill.
+    #[must_use]
+    pub fn wait_ms(&self) -> Millis {
+        self.predicted_ms - self.alone_ms
+    }
+}
+
 /// One decision.
 #[derive(Debug, Clone, Serialize)]
 pub struct Decision {

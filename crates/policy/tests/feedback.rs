@@ -345,3 +345,18 @@ fn an_unread_journal_costs_nothing_but_records() {
     assert_eq!(pool.decisions.made, 6_001);
     assert!(pool.decisions.journal_lost > 0);
 }
+
+#[test]
+fn without_events_the_queues_that_selections_saw_raise_the_price() {
+    let host = Host::new("{}");
+    let rows = [row(1), row(2)].map(|row| row.load(4, 4_096, 256));
+    for _ in 0..200 {
+        host.select(BLOCKS, &rows);
+        host.advance(20);
+    }
+    let pool = host.pool();
+    // 4096 × 0.03 + 12 / 2 = 128.88 ms queued, in requests of 42.72 ms: 3.02, at a price of 2 each.
+    let waiting = pool.health.signals["waiting"].value;
+    assert!((waiting - 3.02).abs() < 0.01, "{waiting}");
+    assert!((pool.price.prefill - 6.03).abs() < 0.02, "{:?}", pool.price);
+}

@@ -3,8 +3,9 @@
 //! What a pool has learned, and how feedback and time change it.
 //!
 //! Two sources feed it. Classifier events reach aggregated and decode pools, request by request, and
-//! carry exact times. Prefill pools get none: there the frontend's TTFT histogram stands in for first
-//! tokens, and the loads that the selections saw stand in for waiting requests.
+//! carry exact times. Prefill pools get none, nor does any pool without the classifier: there the
+//! frontend's TTFT histogram stands in for first tokens, and the queued work that the selections saw
+//! stands in for waiting requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use super::snapshot::{Snapshot, WorkerSnapshot};
 use crate::TtftDelta;
 use crate::cost::Prices;
 use crate::journal::{Decision, Journal};
-use crate::parameters::{Checked, CostModel};
+use crate::parameters::Checked;
 
 /// Weight of one decision in the means over decisions; the same as of one arrival.
 const DECISION_WEIGHT: f64 = 0.05;
@@ -165,8 +166,8 @@ pub(crate) struct State {
     event_fed: bool,
     arrivals: u64,
     last_arrival: Option<Timestamp>,
-    /// Active requests on the median worker, over decisions.
-    loaded: StepEwma,
+    /// Prefill work queued on the median worker, ms, over decisions.
+    queued: StepEwma,
     /// Time alone on an idle worker, ms, over decisions.
     alone: StepEwma,
     pub(crate) changes: [u64; Regime::ALL.len()],
@@ -185,7 +186,7 @@ impl State {
             event_fed: false,
             arrivals: 0,
             last_arrival: None,
-            loaded: StepEwma::new(0.0, DECISION_WEIGHT),
+            queued: StepEwma::new(0.0, DECISION_WEIGHT),
             alone: StepEwma::new(0.0, DECISION_WEIGHT),
             changes: [0; Regime::ALL.len()],
             last_decision: None,
@@ -219,17 +220,21 @@ impl State {
     }
 
     fn learn_from_decision(&mut self, decision: &Decision) {
+        // No event ever reaches a prefill pool, so nothing would claim its decisions.
+        if self.role != WorkerType::Prefill {
+            self.pending.push(decision);
+        }
         if let Some(row) = decision.chosen_row()
             && row.alone_ms > Millis::ZERO
         {
             seeded(&mut self.alone, row.alone_ms.get());
         }
-        if self.event_fed || self.role != WorkerType::Prefill {
-            self.pending.push(decision);
+        if self.event_fed {
             return;
         }
-        if let Some(median) = median(decision.rows.iter().map(|row| row.active_requests)) {
-            self.loaded.update(median);
+        let waits = decision.rows.iter().map(|row| row.wait_ms().get());
+        if let Some(median) = median(waits) {
+            self.queued.update(median);
             self.arrivals += 1;
             self.last_arrival = self.last_arrival.max(Some(decision.at));
         }
@@ -375,7 +380,10 @@ impl State {
         let value = if self.event_fed {
             self.calibration.estimate(now).waiting
         } else {
-            self.loaded.value()
+            // Queued work in units of a typical request.
+            Millis::new(self.queued.value())
+                .ratio(Millis::new(self.alone.value()))
+                .unwrap_or(0.0)
         };
         Some(Reading {
             value,
@@ -392,10 +400,8 @@ impl State {
     /// Prefill rates are learned where the worker that answers also prefills. On a decode worker the
     /// time to the first token is somebody else's prefill.
     fn trains_prefill(&self, placement: Option<Placement>) -> Option<Tokens> {
-        (self.role == WorkerType::Aggregated && self.parameters.raw.cost == CostModel::Calibrated)
-            .then_some(placement)
-            .flatten()
-            .map(|placement| placement.uncached)
+        let placement = placement.filter(|_| self.role == WorkerType::Aggregated)?;
+        Some(placement.uncached)
     }
 
     fn touch(&mut self, worker: WorkerKey, at: Timestamp) -> Option<&mut WorkerState> {
