@@ -2,17 +2,17 @@
 #
 # make run     a frontend with four mock workers on http://127.0.0.1:8000     ARGS="--flag …" adds flags
 # make test    every test that needs nothing but this repository
-# PROFILE=release gives optimised binaries to run and demo (a first release build takes 40 minutes on two cores).
+# PROFILE=release gives optimised binaries to run and demo (its first build takes far longer).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-peers lint bench release
+.PHONY: help setup frontend run demo test test-peers lint bench release
 
 # rustup's directory, for shells that have not sourced its profile.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PROFILE ?= dev
 ARGS ?=
-FRONTEND := cargo run --profile $(PROFILE) -p regime-frontend --
+FRONTEND = $(or $(CARGO_TARGET_DIR),target)/$(PROFILE:dev=debug)/regime-frontend
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,10 +20,14 @@ help: ## List the targets
 setup: ## Install the Debian packages that the build needs and that are missing
 	@scripts/setup.sh
 
-run: setup ## Serve with four mock workers on http://127.0.0.1:8000
+# Without `-p`, features are those of the whole workspace, so that run and test share one build of the dependencies.
+frontend: setup
+	cargo build --profile $(PROFILE) --bin regime-frontend
+
+run: frontend ## Serve with four mock workers on http://127.0.0.1:8000
 	$(FRONTEND) serve --mock-workers 4 $(ARGS)
 
-demo: setup ## Walk a small fleet through all regimes and back, in about a minute
+demo: frontend ## Walk a small fleet through all regimes and back, in about a minute
 	$(FRONTEND) demo $(ARGS)
 
 test: setup ## Run all tests
@@ -31,7 +35,7 @@ test: setup ## Run all tests
 
 test-peers: ## Run the tests against the OpenAI client and Dynamo's own workers from PyPI
 	@scripts/setup.sh --peers
-	cargo test -p regime-integration --features peers --test peers $(ARGS)
+	cargo test --workspace --features regime-integration/peers --test peers $(ARGS)
 
 lint: setup ## Check formatting and run clippy, warnings denied
 	cargo fmt --all --check

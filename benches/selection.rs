@@ -3,6 +3,11 @@
 //! One selection through Dynamo's own path: our policy beside Dynamo's default, for pools of 4, 16 and 64
 //! workers that carry load and cache.
 
+#![allow(
+    clippy::expect_used,
+    reason = "a bench that cannot be set up shall stop"
+)]
+
 use std::collections::HashMap;
 use std::hint::black_box;
 

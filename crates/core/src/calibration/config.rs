@@ -50,6 +50,9 @@ pub struct CalibrationConfig {
     /// A worker within this share of the typical one counts as typical. Default 0.3: three standard
     /// errors of a ratio over 20 passes. Without a dead band, noise alone diverts traffic.
     pub dead_band: f64,
+    /// A worker whose passes differ by less than this from a typical one's counts as typical, ms.
+    /// Default 5: about the jitter of event delivery in a busy process.
+    pub dead_band_ms: f64,
     /// Time constant in which silence is forgiven, ms: without passes, a worker's slowness returns to
     /// 1; without arrivals, the queue is taken to drain. Default 60,000.
     pub idle_decay_ms: f64,
@@ -83,6 +86,7 @@ impl CalibrationConfig {
         group_gap_ms: 0.5,
         speed_memory_groups: 20.0,
         dead_band: 0.3,
+        dead_band_ms: 5.0,
         idle_decay_ms: 60_000.0,
         seat_limit_running: 16,
         waiting_weight: 0.05,
@@ -124,7 +128,7 @@ impl CalibrationConfig {
         let duration = |value: f64| (0.1..=1e6).contains(&value);
         let weight = |value: f64| value > 0.0 && value <= 1.0;
         let ratio = |value: f64| (1.1..=1e3).contains(&value);
-        let checks: [(_, _, &dyn Fn(f64) -> bool, _); 20] = [
+        let checks: [(_, _, &dyn Fn(f64) -> bool, _); 21] = [
             ("prior_pass_ms", self.prior_pass_ms, &duration, "0.1 to 1e6"),
             (
                 "prior_token_ms",
@@ -188,6 +192,12 @@ impl CalibrationConfig {
                 self.dead_band,
                 &|value| (0.0..=10.0).contains(&value),
                 "0 to 10",
+            ),
+            (
+                "dead_band_ms",
+                self.dead_band_ms,
+                &|value| (0.0..=1e3).contains(&value),
+                "0 to 1e3",
             ),
             (
                 "idle_decay_ms",

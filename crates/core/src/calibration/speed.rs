@@ -7,6 +7,11 @@
 //! typical, one strange pass moves it half-way at most, and one that falls silent becomes typical
 //! again and gets tried again. A full memory outweighs it 20 to 1.
 //!
+//! A worker counts as typical within a dead band, because noise alone would otherwise divert traffic, and
+//! a worker without traffic cannot clear itself. The band is relative (three standard errors, so wider
+//! while passes are few) and absolute (the jitter of event delivery, which dwarfs passes of a few ms and
+//! does not matter to anybody's latency).
+//!
 //! Passes and tokens are summed, and not predictions: Σ predicted = a·passes + b·tokens then always
 //! speaks of the present a and b, and what is known about a worker survives a change of the model.
 
@@ -57,8 +62,16 @@ impl Speed {
 
     /// Slowness at `now` relative to the typical worker; 1 within the dead band.
     pub(super) fn slowness(&self, now: Timestamp, yardstick: Yardstick<'_>) -> f64 {
+        let config = yardstick.config;
         let slowness = self.ratio(now, yardstick) / yardstick.typical;
-        if slowness.max(slowness.recip()) <= 1.0 + yardstick.config.dead_band {
+        let passes = self.passes * self.kept(now, config);
+        // The standard error falls with the root of the passes, down to that of a full memory.
+        let fewer = (config.speed_memory_groups / passes.max(1.0)).max(1.0);
+        let band = 1.0 + config.dead_band * fewer.sqrt();
+        let typical_ms =
+            yardstick.typical * yardstick.predict(self.passes, self.tokens) / self.passes.max(1.0);
+        let off_ms = (slowness - 1.0).abs() * typical_ms;
+        if slowness.max(slowness.recip()) <= band || off_ms <= config.dead_band_ms {
             1.0
         } else {
             slowness.clamp(SLOWNESS_RANGE.0, SLOWNESS_RANGE.1)
@@ -173,6 +186,36 @@ mod tests {
         let slowness = |duration| known(duration).slowness(Timestamp::ORIGIN, YARDSTICK);
         assert_eq!((slowness(128.0), slowness(79.0)), (1.0, 1.0));
         assert!(slowness(140.0) > 1.3 && slowness(70.0) < 0.77);
+    }
+
+    #[test]
+    fn a_few_noisy_passes_do_not_leave_the_dead_band() {
+        let after = |passes, duration| {
+            let mut speed = Speed::default();
+            observe(&mut speed, Timestamp::ORIGIN, passes, duration);
+            speed.slowness(Timestamp::ORIGIN, YARDSTICK)
+        };
+        // Two passes allow for 0.3 × √(20 / 2) = 95 %, which clipping at 1.5 keeps them within.
+        assert_eq!(after(2, 1_000.0), 1.0);
+        assert!(
+            after(5, 250.0) > 1.3,
+            "a worker slowed 2.5 times is found in five passes"
+        );
+    }
+
+    #[test]
+    fn jitter_of_a_few_ms_is_no_slowness() {
+        // Passes of 2 ms that seem to take 6: three times as long, and 4 ms.
+        let short = Yardstick {
+            pass_ms: 2.0,
+            token_ms: 0.0,
+            ..YARDSTICK
+        };
+        let mut speed = Speed::default();
+        for _ in 0..40 {
+            speed.observe(Timestamp::ORIGIN, 6.0, 0.0, short);
+        }
+        assert_eq!(speed.slowness(Timestamp::ORIGIN, short), 1.0);
     }
 
     #[test]

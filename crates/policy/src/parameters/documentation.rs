@@ -94,6 +94,7 @@ const ROWS: &[Row] = &[
     ("calibration.group_gap_ms", "0 to 1e3", "first tokens of one worker this close together come from one pass, ms"),
     ("calibration.speed_memory_groups", "2 to 1e4", "passes after which a worker's speed is mostly forgotten"),
     ("calibration.dead_band", "0 to 10", "a worker within this share of the typical one counts as typical"),
+    ("calibration.dead_band_ms", "0 to 1e3", "a worker whose passes differ by less than this from a typical one's counts as typical, ms"),
     ("calibration.idle_decay_ms", "1 to 1e9", "time constant in which a silent worker's slowness returns to 1, ms"),
     ("calibration.seat_limit_running", "at least 1", "running requests from which a worker near its peak counts as limited by seats"),
     ("calibration.waiting_weight", "above 0, at most 1", "weight of one arrival in the mean queue of the median worker"),

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The live stack from outside: real processes, real HTTP, nothing installed.
+
+mod aggregated;
+mod cardinality;
+mod check;
+mod disaggregated;
+mod disconnect;
+mod fault;
+mod lifecycle;
+mod startup;
+mod two_frontends;
+mod worker_loss;
