@@ -32,3 +32,10 @@ pub fn extension(
     };
     (Arc::new(extension), context)
 }
+
+/// Dynamo's view of its models, as soon as there is one; `None` when the service will never be built.
+pub async fn built(
+    mut context: watch::Receiver<Option<FrontendExtensionContext>>,
+) -> Option<FrontendExtensionContext> {
+    context.wait_for(Option::is_some).await.ok()?.clone()
+}

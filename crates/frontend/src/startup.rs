@@ -10,6 +10,8 @@ use dynamo_llm::http::service::FrontendExtensionContext;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
+use crate::routes;
+
 /// How often to look whether something is there.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -23,7 +25,7 @@ pub async fn announce(
     started: Instant,
     address: SocketAddr,
     url: String,
-    mut context: watch::Receiver<Option<FrontendExtensionContext>>,
+    context: watch::Receiver<Option<FrontendExtensionContext>>,
 ) {
     while TcpStream::connect(address).await.is_err() {
         tokio::time::sleep(POLL).await;
@@ -32,14 +34,9 @@ pub async fn announce(
         "listening",
         &format!("{url} (OpenAI API under /v1, /health, /metrics, /regime)"),
     );
-    let Ok(context) = context
-        .wait_for(Option::is_some)
-        .await
-        .map(|context| context.clone())
-    else {
+    let Some(context) = routes::built(context).await else {
         return;
     };
-    let Some(context) = context else { return };
     loop {
         let mut ready: Vec<String> = context.serving_ready_display_names().into_iter().collect();
         if !ready.is_empty() {

@@ -22,19 +22,16 @@ use prometheus::core::Collector;
 use regime_policy::{Handle, TtftDelta};
 use tokio::sync::watch;
 
+use crate::routes;
+
 /// How often the histogram is read.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Feed `handle` for as long as the task runs.
-pub async fn run(handle: Handle, mut context: watch::Receiver<Option<FrontendExtensionContext>>) {
-    let Ok(context) = context
-        .wait_for(Option::is_some)
-        .await
-        .map(|context| context.clone())
-    else {
+pub async fn run(handle: Handle, context: watch::Receiver<Option<FrontendExtensionContext>>) {
+    let Some(context) = routes::built(context).await else {
         return;
     };
-    let Some(context) = context else { return };
     let mut before = Snapshot::default();
     let mut ticks = tokio::time::interval(PERIOD);
     loop {

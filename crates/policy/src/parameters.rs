@@ -64,7 +64,8 @@ pub struct Parameters {
     /// How often windows are folded into regimes and prices, ms. Absent: 250, or 5000 (the paper's
     /// poll) with `cost: paper`.
     pub tick_ms: Option<f64>,
-    /// A worker that has not been a candidate for this long, while others were, is forgotten, ms.
+    /// A worker that has not been a candidate for this long, while others were, and that no discovery
+    /// lists, is forgotten, ms.
     pub worker_ttl_ms: f64,
     /// Sliding window of latencies.
     pub window: Window,

@@ -360,3 +360,24 @@ fn without_events_the_queues_that_selections_saw_raise_the_price() {
     assert!((waiting - 3.02).abs() < 0.01, "{waiting}");
     assert!((pool.price.prefill - 6.03).abs() < 0.02, "{:?}", pool.price);
 }
+
+#[test]
+fn a_worker_that_is_withheld_from_selections_is_kept_while_discovery_lists_it() {
+    let host = Host::new("{}");
+    let (feedback, listed) = host.feedback(&[1]);
+    host.select(BLOCKS, &[row(1), row(2)]);
+    serve(&host, &feedback, "first", key(1), 40);
+    for _ in 0..40 {
+        host.advance(1_000);
+        host.select(BLOCKS, &[row(3)]);
+    }
+    let ids = || -> Vec<u64> {
+        let workers = host.pool().workers;
+        workers.iter().map(|worker| worker.worker.id).collect()
+    };
+    // Worker 2 is in no discovery and was no candidate for 40 s.
+    assert_eq!(ids(), [1, 3]);
+    listed.lock().unwrap().clear();
+    host.advance(1_000);
+    assert_eq!(ids(), [3]);
+}

@@ -62,7 +62,7 @@ const ROWS: &[Row] = &[
     ("saturation_filter", "`true` or `false`", "leave saturated workers out while others are not"),
     ("tie_margin_ms", "0 to 1000000000", "costs closer than this to the least are ties, ms"),
     ("tick_ms", "1 to 3600000", "how often windows become regimes and prices, ms; absent: 250, or 5000 with `cost: paper`"),
-    ("worker_ttl_ms", "0.001 to 1000000000", "a worker that is no candidate for this long, while others are, is forgotten, ms"),
+    ("worker_ttl_ms", "0.001 to 1000000000", "a worker that is no candidate for this long, while others are, and that no discovery lists, is forgotten, ms"),
     ("window.span_ms", "0.001 to 1000000000", "length of the sliding window of latencies, ms"),
     ("window.slices", "2 to 64", "steps in which the window forgets"),
     ("window.min_samples", "at least 1", "samples below which no quantile is given"),

@@ -331,7 +331,8 @@ impl State {
             .max()
             .unwrap_or_default();
         let ttl = self.parameters.worker_ttl;
-        self.retain(|_, worker| newest.since(worker.last_candidate()) <= ttl);
+        // Where discovery speaks it knows better: a busy worker may be withheld from selections for long.
+        self.retain(|_, worker| worker.registered || newest.since(worker.last_candidate()) <= ttl);
         let parameters = Arc::clone(&self.parameters);
         for worker in self.workers.values_mut() {
             let waiting = worker.waiting();
