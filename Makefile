@@ -2,10 +2,11 @@
 #
 # make run     a frontend with four mock workers on http://127.0.0.1:8000     ARGS="--flag …" adds flags
 # make test    every test that needs nothing but this repository
+# make lab     policies compared in simulation, with a page of plots in target/lab-results/index.html
 # PROFILE=release gives optimised binaries to run and demo (its first build takes far longer).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frontend run demo test test-peers lint bench release
+.PHONY: help setup frontend run demo lab test test-peers lint bench release
 
 # rustup's directory, for shells that have not sourced its profile.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -29,6 +30,13 @@ run: frontend ## Serve with four mock workers on http://127.0.0.1:8000
 
 demo: frontend ## Walk a small fleet through all regimes and back, in about a minute
 	$(FRONTEND) demo $(ARGS)
+
+# Its own profile: simulations want optimised code, and the lab needs a part of the dependencies only.
+LAB_DIR = $(or $(CARGO_TARGET_DIR),target)/lab-results
+
+lab: setup ## Compare policies in simulation: tables here, plots in a page
+	cargo build --profile lab -p regime-lab --bin regime-lab
+	$(or $(CARGO_TARGET_DIR),target)/lab/regime-lab suite standard --quick --out $(LAB_DIR) --report $(LAB_DIR) $(ARGS)
 
 test: setup ## Run all tests
 	cargo test --workspace $(ARGS)

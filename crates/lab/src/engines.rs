@@ -119,7 +119,7 @@ pub struct EnginePreset {
 }
 
 /// An engine with everything resolved.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Engine {
     name: String,
     description: String,
@@ -131,7 +131,7 @@ pub struct Engine {
     configs: [EngineConfig; 3],
 }
 
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 enum Timing {
     Table(Arc<TimingTable>),
     BuiltIn,

@@ -33,10 +33,13 @@
 
 mod adapter;
 pub mod baselines;
+pub mod cli;
 mod engines;
+pub mod experiments;
 mod lifecycle;
 mod metrics;
 mod policies;
+pub mod report;
 mod results;
 mod run;
 pub mod timing;
@@ -45,7 +48,7 @@ pub mod traces;
 mod workload;
 pub mod workloads;
 
-pub use adapter::{Decision, Ending, Listing, PoolRecord, RequestRecord, RunRecord};
+pub use adapter::{Decision, Ending, Listing, PoolRecord, RegimeSince, RequestRecord, RunRecord};
 pub use engines::{DEFAULT_ENGINE, Engine, EngineError, EnginePreset};
 pub use lifecycle::Lifecycle;
 pub use metrics::{Distribution, Metrics, Slo};

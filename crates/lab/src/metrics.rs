@@ -304,6 +304,7 @@ mod tests {
                 work_tokens: vec![300, 100],
                 busy_ms: vec![0.0; 2],
                 requests: vec![1, 1],
+                regimes: Vec::new(),
             }],
             end_ms: 0.0,
         }

@@ -275,6 +275,14 @@ impl Policy {
         &self.label
     }
 
+    /// Build the policy and drop it again, to know before a run.
+    ///
+    /// # Errors
+    /// When Dynamo refuses it, exactly as a frontend would at start-up.
+    pub fn check(&self, catalog: &Catalog) -> Result<(), PolicyError> {
+        self.build(catalog, 0, Vec::new()).map(drop)
+    }
+
     /// Build the policy for one run.
     ///
     /// # Errors

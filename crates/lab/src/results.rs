@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::experiments::Comparison;
 use crate::metrics::Metrics;
 use crate::run::{Experiment, Load, Run, SelectionCost, Settings};
 
@@ -26,6 +27,9 @@ pub struct Results {
     pub provenance: Provenance,
     /// One entry for each run.
     pub runs: Vec<RunEntry>,
+    /// Policies against a baseline, where they were compared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub comparisons: Vec<Comparison>,
 }
 
 /// Where numbers come from.
@@ -133,6 +137,7 @@ impl Results {
             schema: SCHEMA.into(),
             provenance,
             runs,
+            comparisons: Vec::new(),
         }
     }
 

@@ -271,16 +271,27 @@ pub fn run_all<T: Send>(
     threads: usize,
     keep: impl Fn(usize, Result<Run, RunError>) -> T + Sync,
 ) -> Vec<T> {
+    in_parallel(experiments.len(), threads, |index| {
+        keep(index, experiments[index].run(catalog))
+    })
+}
+
+/// `task` of every index below `count`, on `threads` threads, in the order of the indices.
+pub(crate) fn in_parallel<T: Send>(
+    count: usize,
+    threads: usize,
+    task: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut kept = Vec::new();
-        while let Some((index, experiment)) = {
+        loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            experiments.get(index).map(|experiment| (index, experiment))
-        } {
-            kept.push((index, keep(index, experiment.run(catalog))));
+            if index >= count {
+                return kept;
+            }
+            kept.push((index, task(index)));
         }
-        kept
     };
     let mut kept: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(worker)).collect();

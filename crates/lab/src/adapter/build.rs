@@ -18,6 +18,7 @@ use super::record::RunRecord;
 use super::roster::{Listing, Roster};
 use super::router::{Router, SelectionTime, role_config};
 use super::simulation::{Pool, Setup, Simulation};
+use super::watch::RegimeWatch;
 use crate::engines::Engine;
 use crate::policies::{Catalog, Policy};
 use crate::topology::Topology;
@@ -119,6 +120,7 @@ pub(crate) fn simulate(
             fleet: Fleet::new(engines),
             work_tokens: vec![0; workers],
             requests: vec![0; workers],
+            regimes: Vec::new(),
         });
     }
     let handoff_order = match engine.config(WorkerType::Prefill, 1.0).backend {
@@ -132,9 +134,9 @@ pub(crate) fn simulate(
         max_time_ms: settings.max_time_ms,
         clock: built.clock,
         lifecycles: built.lifecycles,
+        watch: RegimeWatch::new(built.handle),
     };
-    let (record, selection, report) =
-        Simulation::new(workload, setup).run(built.handle.as_ref())?;
+    let (record, selection, report) = Simulation::new(workload, setup).run()?;
     Ok(Simulated {
         record,
         selection,

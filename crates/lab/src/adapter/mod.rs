@@ -24,8 +24,9 @@ mod roster;
 mod router;
 mod simulation;
 mod source;
+mod watch;
 
 pub(crate) use build::{SimulationSettings, simulate};
-pub use record::{Decision, Ending, PoolRecord, RequestRecord, RunRecord};
+pub use record::{Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord};
 pub use roster::Listing;
 pub(crate) use router::Chooser;

@@ -3,6 +3,8 @@
 //! What a run leaves behind: one record for each request, and what each pool did.
 
 use dynamo_kv_router::WorkerType;
+use regime_core::Regime;
+use serde::{Deserialize, Serialize};
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +97,17 @@ pub struct PoolRecord {
     pub busy_ms: Vec<f64>,
     /// For each worker: requests placed there.
     pub requests: Vec<u64>,
+    /// The pool's regimes in the eyes of the regime-aware policy, in order; empty under any other.
+    pub regimes: Vec<RegimeSince>,
+}
+
+/// A regime that was entered.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RegimeSince {
+    /// When, ms.
+    pub from_ms: f64,
+    /// Which.
+    pub regime: Regime,
 }
 
 /// Everything that came of a run.

@@ -19,9 +19,10 @@ use regime_policy::{Handle, ManualClock, Report};
 use uuid::Uuid;
 
 use super::fleet::{Fleet, RankEnd, Started};
-use super::record::{Decision, Ending, PoolRecord, RequestRecord, RunRecord};
+use super::record::{Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord};
 use super::router::{Ask, Placed, Router, SelectionTime};
 use super::source::{Source, Tokens};
+use super::watch::RegimeWatch;
 use crate::lifecycle::Lifecycle;
 use crate::workload::Workload;
 
@@ -70,6 +71,7 @@ pub(super) struct Pool {
     pub(super) fleet: Fleet,
     pub(super) work_tokens: Vec<u64>,
     pub(super) requests: Vec<u64>,
+    pub(super) regimes: Vec<RegimeSince>,
 }
 
 /// Where a request stands in one pool.
@@ -117,6 +119,7 @@ pub(super) struct Simulation<'a> {
     max_time_ms: f64,
     clock: Arc<ManualClock>,
     lifecycles: Vec<Box<dyn Lifecycle>>,
+    watch: RegimeWatch,
     token_gaps_ms: Vec<f32>,
     decisions: Vec<Decision>,
     fruitless_passes: u64,
@@ -130,6 +133,7 @@ pub(super) struct Setup {
     pub(super) max_time_ms: Option<f64>,
     pub(super) clock: Arc<ManualClock>,
     pub(super) lifecycles: Vec<Box<dyn Lifecycle>>,
+    pub(super) watch: RegimeWatch,
 }
 
 pub(super) fn request_uuid(request: usize) -> Uuid {
@@ -157,17 +161,15 @@ impl<'a> Simulation<'a> {
             max_time_ms: setup.max_time_ms.unwrap_or(f64::INFINITY),
             clock: setup.clock,
             lifecycles: setup.lifecycles,
+            watch: setup.watch,
             token_gaps_ms: Vec::new(),
             decisions: Vec::new(),
             fruitless_passes: 0,
         }
     }
 
-    /// Run to the end; `ours` is asked for its report there, before its pools go.
-    pub(super) fn run(
-        mut self,
-        ours: Option<&Handle>,
-    ) -> Result<(RunRecord, SelectionTime, Option<Report>)> {
+    /// Run to the end; the regime-aware policy is asked for its report there, before its pools go.
+    pub(super) fn run(mut self) -> Result<(RunRecord, SelectionTime, Option<Report>)> {
         while let Some(next_ms) = self.next_ms() {
             if next_ms > self.max_time_ms {
                 break;
@@ -189,7 +191,9 @@ impl<'a> Simulation<'a> {
             selections: sum.selections + pool.selections,
             total: sum.total + pool.total,
         });
-        let report = ours
+        let report = self
+            .watch
+            .ours()
             .map(Handle::report)
             .filter(|report| !report.pools.is_empty());
         let record = RunRecord {
@@ -204,6 +208,7 @@ impl<'a> Simulation<'a> {
                     work_tokens: pool.work_tokens,
                     busy_ms: pool.fleet.busy_ms(),
                     requests: pool.requests,
+                    regimes: pool.regimes,
                 })
                 .collect(),
             end_ms: self.now_ms,
@@ -533,6 +538,7 @@ impl<'a> Simulation<'a> {
                 for lifecycle in &mut self.lifecycles {
                     lifecycle.first_token(role, &name, worker, ttft_ms);
                 }
+                self.watch.first_token_told(self.now_ms, &mut self.pools);
             }
         }
         if !output.completed {

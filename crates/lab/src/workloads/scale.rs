@@ -36,6 +36,17 @@ pub enum OfferedLoad {
     Concurrency(usize),
 }
 
+impl OfferedLoad {
+    /// The number alone.
+    #[must_use]
+    pub const fn number(self) -> f64 {
+        match self {
+            Self::Rate(rate) => rate,
+            Self::Concurrency(concurrency) => concurrency as f64,
+        }
+    }
+}
+
 impl Scale {
     /// Refuses values that make no workload.
     pub(crate) fn check(&self) -> Result<(), SourceError> {

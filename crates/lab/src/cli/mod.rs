@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The program `regime-lab`.
+//!
+//! Results go to stdout, progress and failures to stderr. A failure is said before anything is written,
+//! with the values that are allowed, and gives exit code 1; a wrong option gives 2. Files appear whole or
+//! not at all.
+//!
+//! A crate with its own policies gets the same program from [`main_with`]:
+//!
+//! ```no_run
+//! fn main() -> std::process::ExitCode {
+//!     let catalog = regime_lab::Catalog::default(); // .with(|link| …)
+//!     regime_lab::cli::main_with(&catalog)
+//! }
+//! ```
+
+mod args;
+mod compare;
+mod list;
+mod output;
+mod progress;
+mod replay;
+mod suite;
+mod sweep;
+mod tables;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::policies::Catalog;
+use args::OutputArgs;
+
+/// Any Dynamo router policy in NVIDIA's own simulator. Every number is simulated.
+#[derive(Debug, Parser)]
+#[command(name = "regime-lab", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run one policy on one workload
+    Replay(replay::Args),
+    /// Compare policies on the same arrivals, seed by seed
+    Compare(compare::Args),
+    /// Run a scoreboard over workloads, loads and pools
+    #[command(subcommand)]
+    Suite(suite::Args),
+    /// Try a grid of policy parameters
+    Sweep(sweep::Args),
+    /// List policies
+    Policies,
+    /// List workloads
+    Workloads,
+    /// List engines
+    Engines,
+    /// Look at trace files
+    #[command(subcommand)]
+    Trace(trace::Args),
+}
+
+/// Run the program with the policies of `catalog`, and give its exit code.
+#[must_use]
+pub fn main_with(catalog: &Catalog) -> ExitCode {
+    let Cli { command, output } = Cli::parse();
+    let done = match command {
+        Command::Replay(args) => replay::main(&args, &output, catalog),
+        Command::Compare(args) => compare::main(&args, &output, catalog),
+        Command::Suite(suite::Args::Standard(args)) => suite::main(&args, &output, catalog),
+        Command::Sweep(args) => sweep::main(&args, &output, catalog),
+        Command::Policies => list::policies(&output, catalog),
+        Command::Workloads => list::workloads(&output),
+        Command::Engines => list::engines(&output),
+        Command::Trace(trace::Args::Check(args)) => trace::check(&args, &output),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            output::say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_options_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

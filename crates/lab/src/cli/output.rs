@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Results to stdout and files, failures to stderr.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use super::args::OutputArgs;
+use crate::experiments::{Trial, TrialError};
+use crate::policies::Catalog;
+use crate::report::{self, RunDetail};
+use crate::results::{Provenance, Results, RunEntry};
+
+/// Options that change nothing in the results, and whether a value follows.
+const WITHOUT_EFFECT: [(&str, bool); 6] = [
+    ("--out", true),
+    ("--report", true),
+    ("--threads", true),
+    ("--json", false),
+    ("--quiet", false),
+    ("--fresh", false),
+];
+
+/// Tell the user something on stderr. A closed stderr is no reason to stop.
+pub(super) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "regime-lab: {text}");
+}
+
+/// Print on stdout. A reader that went away (`… | head`) is no failure of ours.
+pub(super) fn print(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+}
+
+/// Where these results come from.
+pub(super) fn provenance() -> Provenance {
+    let args = std::env::args().skip(1);
+    Provenance {
+        command: Some(command(args)),
+        ..Provenance::default()
+    }
+}
+
+/// The command without what cannot change its results, so that the results do not tell it either.
+fn command(args: impl Iterator<Item = String>) -> String {
+    let mut words = vec!["regime-lab".to_owned()];
+    let mut args = args;
+    while let Some(arg) = args.next() {
+        let name = arg.split('=').next().unwrap_or_default();
+        match WITHOUT_EFFECT.iter().find(|(known, _)| *known == name) {
+            Some((_, true)) if !arg.contains('=') => {
+                args.next();
+            }
+            Some(_) => {}
+            None => words.push(arg),
+        }
+    }
+    words.join(" ")
+}
+
+/// Write what was asked for and print; `tables` is called where tables are wanted.
+pub(super) fn finish(
+    output: &OutputArgs,
+    results: &Results,
+    details: impl FnOnce() -> anyhow::Result<Vec<RunDetail>>,
+    tables: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    if let Some(folder) = &output.out {
+        results.write(folder)?;
+    }
+    if let Some(folder) = &output.report {
+        report::write(folder, results, &details()?)?;
+    }
+    if output.json {
+        print(&results.to_json());
+    } else if !output.quiet {
+        print(&tables());
+        for folder in output.out.iter().chain(&output.report) {
+            say(&format!("written: {}", folder.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs that gave something, failures told apart: each is said once, and any makes the exit code 1.
+pub(super) fn sort_out(
+    trials: &[Trial],
+    results: Vec<Result<RunEntry, TrialError>>,
+) -> (Vec<RunEntry>, ExitCode) {
+    let mut failures: Vec<String> = Vec::new();
+    let mut runs = Vec::with_capacity(results.len());
+    for (trial, result) in trials.iter().zip(results) {
+        match result {
+            Ok(run) => runs.push(run),
+            Err(error) => failures.push(format!(
+                "{} on {}: {error}",
+                trial.policy.label(),
+                trial.source.name()
+            )),
+        }
+    }
+    failures.dedup();
+    for failure in &failures {
+        say(failure);
+    }
+    let code = if failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    };
+    (runs, code)
+}
+
+/// These trials once more, for their plots.
+pub(super) fn details<'a>(
+    trials: impl Iterator<Item = &'a Trial>,
+    catalog: &Catalog,
+) -> anyhow::Result<Vec<RunDetail>> {
+    trials
+        .map(|trial| {
+            let (experiment, run) = trial.run(catalog)?;
+            Ok(RunDetail::from_run(&experiment, &run))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_told_without_what_cannot_change_its_results() {
+        let given = "replay --policy default --threads 8 --out=a --seed 3 --json --report b";
+        let told = command(given.split(' ').map(str::to_owned));
+        assert_eq!(told, "regime-lab replay --policy default --seed 3");
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `regime-lab replay`: one policy on one workload.
+
+use std::process::ExitCode;
+
+use super::args::{FleetArgs, LoadArgs, OutputArgs, TraceArgs};
+use super::{output, progress, tables};
+use crate::experiments::Runner;
+use crate::policies::{Catalog, Policy};
+use crate::report::RunDetail;
+use crate::results::{Results, RunEntry};
+use crate::topology::Topology;
+use crate::workloads::WorkloadSource;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Policy: a name from `regime-lab policies`, or a router-policy YAML file
+    #[arg(long, value_name = "P")]
+    policy: String,
+    /// Workload: a name from `regime-lab workloads`, or trace:FILE
+    #[arg(long, value_name = "W")]
+    workload: String,
+    /// Number of workers, such as 4, or prefill and decode workers, such as 2P3D
+    #[arg(long, value_name = "T", default_value = "4")]
+    topology: Topology,
+    /// Seed of the workload and of the policy
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    load: LoadArgs,
+    #[command(flatten)]
+    fleet: FleetArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
+}
+
+pub(super) fn main(
+    args: &Args,
+    output: &OutputArgs,
+    catalog: &Catalog,
+) -> anyhow::Result<ExitCode> {
+    let policy = Policy::named(&args.policy, catalog)?;
+    let source = WorkloadSource::open(&args.workload, &args.traces.options())?;
+    let cell = args.load.cell(
+        source,
+        args.fleet.engine()?,
+        args.topology,
+        args.fleet.settings(),
+    );
+    let bar = progress::bar(output, 1);
+    let runner = Runner {
+        catalog,
+        threads: output.threads(),
+        journal: None,
+        finished: &|| {},
+    };
+    let (offered, load) = args.load.offered(&cell, &runner)?;
+    let trial = cell.trial(policy, offered, load, args.seed);
+    let (experiment, run) = trial.run(catalog)?;
+    bar.finish_and_clear();
+    let entry = RunEntry::new(&experiment, &run);
+    let results = Results::new(output::provenance(), vec![entry]);
+    output::finish(
+        output,
+        &results,
+        || Ok(vec![RunDetail::from_run(&experiment, &run)]),
+        || results.runs.iter().map(tables::replay).collect(),
+    )?;
+    if run.metrics.completed == 0 {
+        output::say("nothing completed");
+    }
+    Ok(ExitCode::SUCCESS)
+}

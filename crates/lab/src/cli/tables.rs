@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Results as tables for a terminal.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+
+use crate::experiments::{Comparison, Overall, ParetoPoint, Verdict, overall};
+use crate::metrics::Distribution;
+use crate::results::RunEntry;
+use crate::run::Load;
+
+/// Metrics that comparisons show, with their headings.
+const SHOWN: [(&str, &str); 5] = [
+    ("ttft_ms.mean", "TTFT mean"),
+    ("ttft_ms.p99", "TTFT P99"),
+    ("e2e_ms.mean", "E2E mean"),
+    ("requests_per_s", "requests/s"),
+    ("goodput", "goodput"),
+];
+
+/// An empty table; columns from the second on are numbers where `numbers`.
+pub(super) fn table(head: &[&str], numbers: bool) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(head.to_vec());
+    if numbers {
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// `knee`, `20`.
+pub(super) fn load(load: Option<Load>) -> String {
+    match load {
+        None => "-".into(),
+        Some(Load::Level(level)) => format!("{level:?}").to_lowercase(),
+        Some(Load::Number(number)) => decimals(number, 2),
+    }
+}
+
+/// One run, a line for each metric.
+pub(super) fn replay(run: &RunEntry) -> String {
+    let metrics = &run.metrics;
+    let mut lines = table(&["", "mean", "P50", "P90", "P99"], true);
+    for (name, sample) in [
+        ("TTFT, ms", metrics.ttft_ms),
+        ("ITL, ms", metrics.itl_ms),
+        ("end to end, ms", metrics.e2e_ms),
+    ] {
+        let mut cells = vec![name.to_owned()];
+        match sample {
+            Some(sample) => {
+                cells.extend([sample.mean, sample.p50, sample.p90].map(|value| decimals(value, 1)));
+                cells.push(p99(&sample));
+            }
+            None => cells.extend(["-"; 4].map(str::to_owned)),
+        }
+        lines.add_row(cells);
+    }
+    let mut facts = table(&["", ""], true);
+    let share =
+        |value: Option<f64>| value.map_or("-".into(), |value| format!("{:.1} %", 100.0 * value));
+    let number =
+        |value: Option<f64>, places| value.map_or("-".into(), |value| decimals(value, places));
+    for (name, value) in [
+        ("completed", metrics.completed.to_string()),
+        (
+            "rejected, errors, unfinished",
+            format!(
+                "{}, {}, {}",
+                metrics.rejected, metrics.errors, metrics.unfinished
+            ),
+        ),
+        ("requests/s", number(metrics.requests_per_s, 2)),
+        ("output tokens/s", number(metrics.output_tokens_per_s, 0)),
+        ("goodput: share within the SLO", share(metrics.goodput)),
+        ("prompt tokens from cache", share(metrics.engine_reuse)),
+        ("imbalance: largest over mean", number(metrics.imbalance, 3)),
+        ("most requests at once", metrics.peak_in_flight.to_string()),
+        ("worker-seconds", number(metrics.worker_seconds, 1)),
+        (
+            "selection, µs (wall)",
+            number(run.wall.and_then(|wall| wall.mean_us), 1),
+        ),
+    ] {
+        facts.add_row([name.to_owned(), value]);
+    }
+    let head = format!(
+        "{} on {} at load {}, {} × {}, seed {}; simulated",
+        run.policy,
+        run.workload,
+        load(run.load),
+        run.topology,
+        run.engine,
+        run.seed
+    );
+    let mut text = format!("{head}\n{lines}\n{facts}");
+    if metrics.completed == 0 {
+        text += "\nnothing completed: this run ranks nowhere";
+    }
+    if metrics.ttft_ms.is_some_and(|ttft| ttft.p99_from_few) {
+        text += "\n* from fewer than 100 samples";
+    }
+    text
+}
+
+/// Cell by cell, each policy against the baseline.
+pub(super) fn comparisons(comparisons: &[Comparison]) -> String {
+    let mut text = String::new();
+    for cell in comparisons.chunk_by(same_cell) {
+        let Some(first) = cell.first() else {
+            continue;
+        };
+        let mut head = vec!["policy"];
+        head.extend(SHOWN.map(|(_, heading)| heading));
+        head.push("seeds won:lost");
+        head.push("conclusion");
+        let mut lines = table(&head, false);
+        for comparison in cell {
+            let mut cells = vec![comparison.policy.clone()];
+            for (name, _) in SHOWN {
+                cells.push(comparison.metrics.get(name).map_or("-".into(), |measured| {
+                    let few = if measured.verdict == Verdict::FewSamples {
+                        "*"
+                    } else {
+                        ""
+                    };
+                    let ratio = measured.ratio;
+                    match (ratio.low, ratio.high) {
+                        (Some(low), Some(high)) => {
+                            format!("{:.3}{few} [{low:.3}, {high:.3}]", ratio.ratio)
+                        }
+                        _ => format!("{:.3}{few}", ratio.ratio),
+                    }
+                }));
+            }
+            cells.push(
+                comparison
+                    .metrics
+                    .get("ttft_ms.mean")
+                    .map_or("-".into(), |it| format!("{}:{}", it.wins, it.losses)),
+            );
+            cells.push(comparison.conclusion());
+            lines.add_row(cells);
+        }
+        let (topology, engine, baseline) = (&first.topology, &first.engine, &first.baseline);
+        let load = load(first.load);
+        text += &format!(
+            "{} at load {load}, {topology} × {engine}: ratio to {baseline} [95 % interval]\n{lines}\n",
+            first.workload
+        );
+        let mut notes: Vec<&String> = cell.iter().flat_map(|it| &it.notes).collect();
+        notes.sort();
+        notes.dedup();
+        for note in notes {
+            text += &format!("  {note}\n");
+        }
+    }
+    text + "Seeds are won and lost on mean TTFT. Every number is simulated."
+}
+
+/// Each policy over the cells of each load, and over all of them.
+pub(super) fn scoreboard(comparisons: &[Comparison], baseline: &str) -> String {
+    let mut loads: Vec<Option<Load>> = Vec::new();
+    for comparison in comparisons {
+        if !loads.contains(&comparison.load) {
+            loads.push(comparison.load);
+        }
+    }
+    let mut text = String::new();
+    for at in loads {
+        let cells: Vec<_> = comparisons
+            .iter()
+            .filter(|it| it.load == at)
+            .cloned()
+            .collect();
+        text += &overall_table(&format!("load {}", load(at)), &overall(&cells));
+    }
+    text += &overall_table("all loads", &overall(comparisons));
+    let mut notes: Vec<&String> = comparisons.iter().flat_map(|it| &it.notes).collect();
+    notes.sort();
+    notes.dedup();
+    for note in notes {
+        text += &format!("  {note}\n");
+    }
+    text + &format!(
+        "Geometric mean over the cells of the ratio to {baseline}; in brackets in how many cells the policy is \
+         better (+) and worse (−) at 95 % confidence.\nEvery number is simulated. Each cell is in results.json."
+    )
+}
+
+fn overall_table(name: &str, overall: &[Overall]) -> String {
+    let mut head = vec!["policy"];
+    head.extend(SHOWN.map(|(_, heading)| heading));
+    let mut lines = table(&head, true);
+    for policy in overall {
+        let mut cells = vec![policy.policy.clone()];
+        for (name, _) in SHOWN {
+            cells.push(
+                policy
+                    .metrics
+                    .get(name)
+                    .map_or("-".into(), |(mean, better, worse)| {
+                        format!("{mean:.3} (+{better} −{worse})")
+                    }),
+            );
+        }
+        lines.add_row(cells);
+    }
+    let cells = overall.iter().map(|policy| policy.cells).max().unwrap_or(0);
+    format!("{name}, {cells} cells\n{lines}\n")
+}
+
+/// Means over seeds, the front marked.
+pub(super) fn pareto(points: &[ParetoPoint]) -> String {
+    let mut lines = table(&["setting", "requests/s", "TTFT P99, ms", "front"], true);
+    for point in points {
+        let front = if point.front { "yes" } else { "" };
+        lines.add_row([
+            point.policy.clone(),
+            decimals(point.requests_per_s, 3),
+            decimals(point.ttft_p99_ms, 1),
+            front.into(),
+        ]);
+    }
+    format!("{lines}\nNothing beats a setting on the front in both. Every number is simulated.")
+}
+
+fn same_cell(a: &Comparison, b: &Comparison) -> bool {
+    let key = |it: &Comparison| {
+        (
+            it.workload.clone(),
+            load(it.load),
+            it.topology.clone(),
+            it.engine.clone(),
+        )
+    };
+    key(a) == key(b)
+}
+
+fn p99(sample: &Distribution) -> String {
+    let few = if sample.p99_from_few { "*" } else { "" };
+    format!("{}{few}", decimals(sample.p99, 1))
+}
+
+fn decimals(value: f64, places: usize) -> String {
+    format!("{value:.places$}")
+}

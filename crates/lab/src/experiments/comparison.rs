@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Policies against a baseline, seed by seed, and what may be claimed from it.
+//!
+//! A cell is one workload at one load on one topology. In it each policy is paired with the baseline by
+//! seed, that is on the same arrivals. A winner is claimed only where the 95 % interval of the ratio
+//! leaves out 1; never from a single seed, from a P99 of fewer than 100 samples, or without contention.
+//! A run that completes nothing has no latency to be proud of: it is named and not ranked (field
+//! report BR-19).
+//!
+//! One interval in twenty leaves out 1 by chance. Who looks at a hundred should expect five.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::statistics::Ratio;
+use crate::metrics::Metrics;
+use crate::results::RunEntry;
+use crate::run::Load;
+
+/// Something to compare.
+struct Measure {
+    name: &'static str,
+    less_is_better: bool,
+    of: fn(&Metrics) -> Option<f64>,
+}
+
+impl Measure {
+    const fn less(name: &'static str, of: fn(&Metrics) -> Option<f64>) -> Self {
+        Self {
+            name,
+            less_is_better: true,
+            of,
+        }
+    }
+
+    const fn more(name: &'static str, of: fn(&Metrics) -> Option<f64>) -> Self {
+        Self {
+            name,
+            less_is_better: false,
+            of,
+        }
+    }
+}
+
+const MEASURES: [Measure; 7] = [
+    Measure::less("ttft_ms.mean", |m| Some(m.ttft_ms?.mean)),
+    Measure::less("ttft_ms.p50", |m| Some(m.ttft_ms?.p50)),
+    Measure::less(TTFT_P99, |m| Some(m.ttft_ms?.p99)),
+    Measure::less("itl_ms.mean", |m| Some(m.itl_ms?.mean)),
+    Measure::less("e2e_ms.mean", |m| Some(m.e2e_ms?.mean)),
+    Measure::more("requests_per_s", |m| m.requests_per_s),
+    Measure::more("goodput", |m| m.goodput),
+];
+const TTFT_P99: &str = "ttft_ms.p99";
+
+/// One policy against the baseline in one cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The policy.
+    pub policy: String,
+    /// What it is compared with.
+    pub baseline: String,
+    /// Workload of the cell.
+    pub workload: String,
+    /// Load of the cell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
+    /// Topology of the cell.
+    pub topology: String,
+    /// Engine of the cell.
+    pub engine: String,
+    /// By name of the metric, as in a run: `ttft_ms.mean`.
+    pub metrics: BTreeMap<String, Measured>,
+    /// What forbids a claim, or should be known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// One metric of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Policy over baseline.
+    #[serde(flatten)]
+    pub ratio: Ratio,
+    /// Seeds in which the policy did better.
+    pub wins: u64,
+    /// Seeds in which the baseline did better.
+    pub losses: u64,
+    /// What may be claimed.
+    pub verdict: Verdict,
+}
+
+/// What may be claimed from a ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The policy is better: the interval leaves out 1.
+    Better,
+    /// The policy is worse: the interval leaves out 1.
+    Worse,
+    /// The interval contains 1.
+    NotDistinguishable,
+    /// At most one request at a time: no policy can matter.
+    NoContention,
+    /// A single seed has no interval.
+    OneSeed,
+    /// A P99 from fewer than 100 samples.
+    FewSamples,
+}
+
+impl Comparison {
+    /// Whether a metric tells policy and baseline apart.
+    #[must_use]
+    pub fn distinguishable(&self) -> bool {
+        self.metrics
+            .values()
+            .any(|it| matches!(it.verdict, Verdict::Better | Verdict::Worse))
+    }
+
+    /// One line: what may be said of the policy.
+    #[must_use]
+    pub fn conclusion(&self) -> String {
+        let of = |verdict| {
+            let names: Vec<_> = self
+                .metrics
+                .iter()
+                .filter(|(_, measured)| measured.verdict == verdict)
+                .map(|(name, _)| name.as_str())
+                .collect();
+            names.join(", ")
+        };
+        if self.metrics.is_empty() {
+            return "not ranked".into();
+        }
+        if self
+            .metrics
+            .values()
+            .any(|it| it.verdict == Verdict::NoContention)
+        {
+            return NO_CONTENTION.into();
+        }
+        if self
+            .metrics
+            .values()
+            .all(|it| matches!(it.verdict, Verdict::OneSeed | Verdict::FewSamples))
+        {
+            return "one seed claims nothing".into();
+        }
+        match (of(Verdict::Better), of(Verdict::Worse)) {
+            (better, worse) if better.is_empty() && worse.is_empty() => {
+                "cannot be told apart".into()
+            }
+            (better, worse) if worse.is_empty() => format!("better: {better}"),
+            (better, worse) if better.is_empty() => format!("worse: {worse}"),
+            (better, worse) => format!("better: {better}; worse: {worse}"),
+        }
+    }
+}
+
+const NO_CONTENTION: &str = "no contention, policies not distinguishable";
+
+/// Every policy against `baseline`, cell by cell, in the order of the runs. A cell without a run of the
+/// baseline gives nothing.
+#[must_use]
+pub fn compare(runs: &[RunEntry], baseline: &str) -> Vec<Comparison> {
+    let mut cells: Vec<(CellKey, Vec<&RunEntry>)> = Vec::new();
+    for run in runs {
+        let key = cell_key(run);
+        match cells.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, runs)) => runs.push(run),
+            None => cells.push((key, vec![run])),
+        }
+    }
+    cells
+        .iter()
+        .flat_map(|(_, runs)| compare_cell(runs, baseline))
+        .collect()
+}
+
+type CellKey = (String, String, String, String);
+
+fn cell_key(run: &RunEntry) -> CellKey {
+    (
+        run.workload.clone(),
+        serde_json::to_string(&run.load).unwrap_or_default(),
+        run.topology.clone(),
+        run.engine.clone(),
+    )
+}
+
+fn compare_cell(runs: &[&RunEntry], baseline: &str) -> Vec<Comparison> {
+    let contention = runs.iter().any(|run| run.metrics.peak_in_flight > 1);
+    let of = |policy: &str| -> BTreeMap<u64, &RunEntry> {
+        let mine = runs.iter().filter(|run| run.policy == policy);
+        mine.map(|run| (run.seed, *run)).collect()
+    };
+    let base = of(baseline);
+    if base.is_empty() {
+        return Vec::new();
+    }
+    let mut policies: Vec<&str> = Vec::new();
+    for run in runs {
+        if run.policy != baseline && !policies.contains(&run.policy.as_str()) {
+            policies.push(&run.policy);
+        }
+    }
+    policies
+        .into_iter()
+        .map(|policy| {
+            let mine = of(policy);
+            let pairs: Vec<(&Metrics, &Metrics)> = mine
+                .iter()
+                .filter_map(|(seed, run)| Some((&run.metrics, &base.get(seed)?.metrics)))
+                .collect();
+            let cell = runs[0];
+            Comparison {
+                policy: policy.to_owned(),
+                baseline: baseline.to_owned(),
+                workload: cell.workload.clone(),
+                load: cell.load,
+                topology: cell.topology.clone(),
+                engine: cell.engine.clone(),
+                metrics: measure(&pairs, contention),
+                notes: notes(policy, baseline, &pairs, contention),
+            }
+        })
+        .collect()
+}
+
+fn measure(pairs: &[(&Metrics, &Metrics)], contention: bool) -> BTreeMap<String, Measured> {
+    let ranked: Vec<_> = pairs
+        .iter()
+        .filter(|(mine, base)| mine.completed > 0 && base.completed > 0)
+        .collect();
+    let mut measured = BTreeMap::new();
+    for Measure {
+        name,
+        less_is_better,
+        of,
+    } in MEASURES
+    {
+        let values: Vec<(f64, f64)> = ranked
+            .iter()
+            .filter_map(|(mine, base)| Some((of(mine)?, of(base)?)))
+            .collect();
+        let Some(ratio) = Ratio::of(&values) else {
+            continue;
+        };
+        let few = name == TTFT_P99 && ranked.iter().any(|(mine, base)| few(mine) || few(base));
+        let less = values.iter().filter(|(mine, base)| mine < base).count() as u64;
+        let more = values.iter().filter(|(mine, base)| mine > base).count() as u64;
+        let (wins, losses) = if less_is_better {
+            (less, more)
+        } else {
+            (more, less)
+        };
+        let verdict = if !contention {
+            Verdict::NoContention
+        } else if few {
+            Verdict::FewSamples
+        } else if ratio.pairs == 1 {
+            Verdict::OneSeed
+        } else if !ratio.differs() {
+            Verdict::NotDistinguishable
+        } else if (ratio.ratio < 1.0) == less_is_better {
+            Verdict::Better
+        } else {
+            Verdict::Worse
+        };
+        measured.insert(
+            name.to_owned(),
+            Measured {
+                ratio,
+                wins,
+                losses,
+                verdict,
+            },
+        );
+    }
+    measured
+}
+
+fn few(metrics: &Metrics) -> bool {
+    metrics.ttft_ms.is_none_or(|ttft| ttft.p99_from_few)
+}
+
+fn notes(
+    policy: &str,
+    baseline: &str,
+    pairs: &[(&Metrics, &Metrics)],
+    contention: bool,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mine = pairs.iter().map(|(mine, _)| *mine);
+    let base = pairs.iter().map(|(_, base)| *base);
+    for (name, runs) in [
+        (policy, mine.collect::<Vec<_>>()),
+        (baseline, base.collect()),
+    ] {
+        let empty = runs.iter().filter(|run| run.completed == 0).count();
+        if empty > 0 {
+            let all = runs.len();
+            notes.push(format!(
+                "{name} completed nothing in {empty} of {all} runs: not ranked there"
+            ));
+        }
+        let lost: u64 = runs
+            .iter()
+            .map(|run| run.errors + run.rejected + run.unfinished)
+            .sum();
+        if lost > 0 {
+            notes.push(format!("{name} left {lost} requests without an answer"));
+        }
+    }
+    if !contention {
+        notes.push(NO_CONTENTION.into());
+    }
+    if pairs.iter().any(|(mine, base)| few(mine) || few(base)) {
+        notes.push("P99 from fewer than 100 samples claims nothing".into());
+    }
+    notes
+}
+
+/// One policy over all cells.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Overall {
+    /// The policy.
+    pub policy: String,
+    /// By name of the metric: geometric mean over cells, cells where it is better, and worse.
+    pub metrics: BTreeMap<String, (f64, u64, u64)>,
+    /// Cells.
+    pub cells: u64,
+}
+
+/// Each policy over all cells, in the order of `comparisons`.
+#[must_use]
+pub fn overall(comparisons: &[Comparison]) -> Vec<Overall> {
+    let mut policies: Vec<&str> = Vec::new();
+    for comparison in comparisons {
+        if !policies.contains(&comparison.policy.as_str()) {
+            policies.push(&comparison.policy);
+        }
+    }
+    policies
+        .into_iter()
+        .map(|policy| {
+            let cells: Vec<_> = comparisons
+                .iter()
+                .filter(|it| it.policy == policy)
+                .collect();
+            let metrics = MEASURES.iter().filter_map(|Measure { name, .. }| {
+                let measured: Vec<_> = cells
+                    .iter()
+                    .filter_map(|cell| cell.metrics.get(*name))
+                    .collect();
+                if measured.is_empty() {
+                    return None;
+                }
+                let logs: f64 = measured.iter().map(|it| it.ratio.ratio.ln()).sum();
+                let count =
+                    |verdict| measured.iter().filter(|it| it.verdict == verdict).count() as u64;
+                let mean = (logs / measured.len() as f64).exp();
+                Some((
+                    (*name).to_owned(),
+                    (mean, count(Verdict::Better), count(Verdict::Worse)),
+                ))
+            });
+            Overall {
+                policy: policy.to_owned(),
+                metrics: metrics.collect(),
+                cells: cells.len() as u64,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Distribution;
+    use crate::run::{LoadLevel, Settings};
+
+    /// A run whose hundred requests all have this TTFT.
+    fn run(policy: &str, seed: u64, ttft_ms: f64) -> RunEntry {
+        RunEntry {
+            policy: policy.into(),
+            workload: "w".into(),
+            load: Some(Load::Level(LoadLevel::Knee)),
+            topology: "4".into(),
+            engine: "e".into(),
+            seed,
+            settings: Settings::default(),
+            metrics: Metrics {
+                completed: 100,
+                peak_in_flight: 9,
+                ttft_ms: Distribution::of(vec![ttft_ms; 100]),
+                ..Metrics::default()
+            },
+            wall: None,
+            more: serde_json::Map::new(),
+        }
+    }
+
+    fn verdict(runs: &[RunEntry], metric: &str) -> Verdict {
+        compare(runs, "default")[0].metrics[metric].verdict
+    }
+
+    #[test]
+    fn half_the_ttft_in_every_seed_is_better_and_counted() {
+        let runs: Vec<_> = (1..=3)
+            .flat_map(|seed| {
+                [
+                    run("default", seed, 100.0 * seed as f64),
+                    run("mine", seed, 50.0 * seed as f64),
+                ]
+            })
+            .collect();
+        let comparison = &compare(&runs, "default")[0];
+        let mean = &comparison.metrics["ttft_ms.mean"];
+        assert!((mean.ratio.ratio - 0.5).abs() < 1e-12);
+        assert_eq!(
+            (mean.wins, mean.losses, mean.verdict),
+            (3, 0, Verdict::Better)
+        );
+        assert!(comparison.conclusion().starts_with("better: ttft_ms"));
+    }
+
+    #[test]
+    fn seeds_that_disagree_cannot_be_told_apart() {
+        let runs = [
+            run("default", 1, 100.0),
+            run("mine", 1, 50.0),
+            run("default", 2, 100.0),
+            run("mine", 2, 150.0),
+        ];
+        assert_eq!(verdict(&runs, "ttft_ms.mean"), Verdict::NotDistinguishable);
+        assert_eq!(
+            compare(&runs, "default")[0].conclusion(),
+            "cannot be told apart"
+        );
+    }
+
+    #[test]
+    fn one_seed_claims_nothing() {
+        let runs = [run("default", 1, 100.0), run("mine", 1, 50.0)];
+        assert_eq!(verdict(&runs, "ttft_ms.mean"), Verdict::OneSeed);
+        assert!(!compare(&runs, "default")[0].distinguishable());
+    }
+
+    #[test]
+    fn a_p99_from_few_samples_claims_nothing() {
+        let mut runs = [
+            run("default", 1, 100.0),
+            run("mine", 1, 50.0),
+            run("default", 2, 100.0),
+            run("mine", 2, 50.0),
+        ];
+        runs[1].metrics.ttft_ms = Distribution::of(vec![50.0; 99]);
+        assert_eq!(verdict(&runs, "ttft_ms.p99"), Verdict::FewSamples);
+        assert_eq!(verdict(&runs, "ttft_ms.mean"), Verdict::Better);
+    }
+
+    #[test]
+    fn one_request_at_a_time_has_no_winner() {
+        let mut runs = [
+            run("default", 1, 100.0),
+            run("mine", 1, 50.0),
+            run("default", 2, 100.0),
+            run("mine", 2, 50.0),
+        ];
+        for run in &mut runs {
+            run.metrics.peak_in_flight = 1;
+        }
+        let comparison = &compare(&runs, "default")[0];
+        assert_eq!(comparison.conclusion(), NO_CONTENTION);
+        assert!(!comparison.distinguishable());
+    }
+
+    #[test]
+    fn a_run_that_completes_nothing_is_named_and_not_ranked() {
+        let mut runs = [run("default", 1, 100.0), run("mine", 1, 50.0)];
+        (runs[1].metrics.completed, runs[1].metrics.errors) = (0, 100);
+        let comparison = &compare(&runs, "default")[0];
+        assert!(comparison.metrics.is_empty());
+        assert_eq!(comparison.conclusion(), "not ranked");
+        assert_eq!(
+            comparison.notes[0],
+            "mine completed nothing in 1 of 1 runs: not ranked there"
+        );
+    }
+
+    #[test]
+    fn only_runs_of_the_same_cell_and_seed_are_paired() {
+        let mut runs = vec![
+            run("default", 1, 100.0),
+            run("mine", 2, 50.0),
+            run("mine", 1, 50.0),
+        ];
+        runs[2].topology = "8".into();
+        let comparisons = compare(&runs, "default");
+        assert_eq!(comparisons.len(), 1);
+        assert!(comparisons[0].metrics.is_empty());
+    }
+
+    #[test]
+    fn the_mean_over_cells_is_geometric() {
+        let mut runs = vec![run("default", 1, 100.0), run("mine", 1, 50.0)];
+        for mut other in [run("default", 1, 100.0), run("mine", 1, 200.0)] {
+            other.topology = "8".into();
+            runs.push(other);
+        }
+        let overall = overall(&compare(&runs, "default"));
+        assert!((overall[0].metrics["ttft_ms.mean"].0 - 1.0).abs() < 1e-12);
+        assert_eq!(overall[0].cells, 2);
+    }
+}

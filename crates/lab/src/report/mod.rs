@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Runs as a page to look at.
+//!
+//! [`write`] makes one HTML page with everything in it, no script and nothing fetched, and beside it each
+//! plot as an SVG file. Runs are compared within a group: one workload, topology, load and engine. Where a
+//! group has several seeds the table shows medians, and the plots one seed that is the middle one by TTFT P99.
+//!
+//! A reader should not be misled. The page says that its numbers are simulated. A run that completed
+//! nothing is named and never ranked, a P99 from few samples is marked, and thinning a plot keeps its
+//! peaks. Colours are those of Okabe and Ito, which colour-blind readers can tell apart; with more than
+//! seven policies the others are grey.
+
+mod detail;
+mod group;
+mod page;
+mod paint;
+mod plots;
+
+use std::path::Path;
+
+pub use detail::{
+    CACHE_WINDOWS, CacheWindow, FirstTokenPoint, MAX_POINTS, PoolDetail, QUANTILES, RunDetail,
+    WorkerDetail,
+};
+
+use crate::results::Results;
+
+/// Name of the page.
+pub const PAGE: &str = "index.html";
+
+/// A page that could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The file system.
+    #[error("{path}: {source}")]
+    Io {
+        /// File or folder.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A plot that could not be drawn.
+    #[error("plot {name}: {problem}")]
+    Plot {
+        /// File name of the plot.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Write [`PAGE`] and its plots into `dir`, which is made if need be. Runs without a detail are in the tables
+/// and in the plot of throughput against TTFT only. Each file is written beside its place and then moved, the
+/// page last, so that a reader never sees half of one.
+///
+/// # Errors
+/// Of the file system, and when a plot cannot be drawn.
+pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(), ReportError> {
+    let groups = group::groups(results, details);
+    let mut drawn = Vec::with_capacity(groups.len());
+    for (index, group) in groups.iter().enumerate() {
+        drawn.push(plots::draw(group, index + 1, groups.len())?);
+    }
+    let io = |path: &Path, source| ReportError::Io {
+        path: path.display().to_string(),
+        source,
+    };
+    std::fs::create_dir_all(dir).map_err(|source| io(dir, source))?;
+    let page = page::page(results, &groups, &drawn);
+    let plots = drawn
+        .iter()
+        .flatten()
+        .map(|plot| (plot.file.as_str(), plot.file_text()));
+    for (name, text) in plots.chain([(PAGE, page)]) {
+        let path = dir.join(name);
+        let write = || {
+            let file = temporary(dir)?;
+            std::fs::write(file.path(), text)?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().map_err(|source| io(&path, source))?;
+    }
+    Ok(())
+}
+
+/// A file that, unlike most temporary ones, others may read: pages are there to be shown.
+fn temporary(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        // Less the umask, as for any file.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(dir)
+}

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The program from outside: what it prints, writes, refuses and returns.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A small fleet, so that a run takes milliseconds.
+const SMALL: [&str; 4] = ["--engine", "fixed", "--requests", "60"];
+
+fn lab(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_regime-lab"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn ok(args: &[&str]) -> String {
+    let output = lab(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What it says when it refuses.
+fn refused(args: &[&str]) -> String {
+    let output = lab(args);
+    assert!(!output.status.success(), "{args:?}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn results(folder: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(folder.join("results.json")).unwrap()).unwrap()
+}
+
+/// The file without what was measured on the wall.
+fn without_wall(folder: &Path) -> String {
+    let mut results = results(folder);
+    for run in results["runs"].as_array_mut().unwrap() {
+        assert!(run.as_object_mut().unwrap().remove("wall").is_some());
+    }
+    results.to_string()
+}
+
+fn with<'a>(args: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [args, more].concat()
+}
+
+#[test]
+fn a_replay_prints_a_table_and_writes_both_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let replay = [
+        "replay",
+        "--policy",
+        "regime-aware",
+        "--workload",
+        "chat",
+        "--out",
+        out,
+    ];
+    let table = ok(&with(&replay, &SMALL));
+    assert!(
+        table.contains("TTFT, ms") && table.contains("simulated"),
+        "{table}"
+    );
+    assert!(table.contains("* from fewer than 100 samples"), "{table}");
+    let results = results(folder.path());
+    let run = &results["runs"][0];
+    assert_eq!(
+        (&run["policy"], &run["completed"]),
+        (&"regime-aware".into(), &60.into())
+    );
+    let csv = std::fs::read_to_string(folder.path().join("results.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 2);
+}
+
+#[test]
+fn json_is_the_file_and_quiet_is_silent() {
+    let replay = with(
+        &["replay", "--policy", "default", "--workload", "paper"],
+        &SMALL,
+    );
+    let printed: Value = serde_json::from_str(&ok(&with(&replay, &["--json"]))).unwrap();
+    assert_eq!(printed["schema"], "regime-lab.results.v1");
+    assert_eq!(ok(&with(&replay, &["--quiet"])), "");
+}
+
+#[test]
+fn a_report_is_one_page_for_a_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let replay = [
+        "replay",
+        "--policy",
+        "default",
+        "--workload",
+        "chat",
+        "--quiet",
+        "--report",
+        out,
+    ];
+    ok(&with(&replay, &SMALL));
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("default"));
+}
+
+#[test]
+fn a_wrong_name_is_refused_with_the_right_ones() {
+    for (args, words) in [
+        (
+            &["replay", "--policy", "regime", "--workload", "chat"][..],
+            "allowed are default",
+        ),
+        (
+            &["replay", "--policy", "default", "--workload", "chatt"],
+            "allowed: chat, hotspot-shift",
+        ),
+        (
+            &[
+                "replay",
+                "--policy",
+                "default",
+                "--workload",
+                "chat",
+                "--engine",
+                "b300",
+            ],
+            "allowed are b200-70b",
+        ),
+        (
+            &[
+                "replay",
+                "--policy",
+                "default",
+                "--workload",
+                "chat",
+                "--topology",
+                "2P",
+            ],
+            "such as 2P3D",
+        ),
+        (
+            &[
+                "replay",
+                "--policy",
+                "default",
+                "--workload",
+                "chat",
+                "--engine-set",
+                "num_gpu_block=9",
+            ],
+            "num_gpu_blocks",
+        ),
+        (
+            &[
+                "replay",
+                "--policy",
+                "default",
+                "--workload",
+                "chat",
+                "--rate",
+                "0",
+            ],
+            "rate",
+        ),
+        (
+            &[
+                "compare",
+                "--policies",
+                "default,best",
+                "--workloads",
+                "chat",
+            ],
+            "\"best\"",
+        ),
+        (&["sweep", "--param", "calibrated.prise=1"], "prise"),
+        (&["sweep", "--param", "omega"], "NAME=VALUE"),
+        (
+            &["suite", "standard", "--traces", "no-such-folder"],
+            "no-such-folder",
+        ),
+    ] {
+        let said = refused(args);
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_trace_with_faults_lists_them_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let workload = "trace:tests/data/traces/bad-many.jsonl";
+    let args = [
+        "replay",
+        "--policy",
+        "default",
+        "--workload",
+        workload,
+        "--out",
+        out.to_str().unwrap(),
+    ];
+    let said = refused(&args);
+    assert!(said.contains("bad-many.jsonl:1: timestamp is -5"), "{said}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn trace_check_summarises_a_good_file_and_lists_the_faults_of_a_bad_one() {
+    let summary = ok(&["trace", "check", "tests/data/traces/mooncake.jsonl"]);
+    assert!(summary.contains("ideal prefix hit rate"), "{summary}");
+    let said = refused(&["trace", "check", "tests/data/traces/bad-many.jsonl"]);
+    assert!(
+        said.contains("10 faults") && said.contains(":7: delay is 9"),
+        "{said}"
+    );
+    let faults = lab(&[
+        "trace",
+        "check",
+        "--json",
+        "tests/data/traces/bad-many.jsonl",
+    ]);
+    let faults: Value = serde_json::from_slice(&faults.stdout).unwrap();
+    assert_eq!(
+        (&faults["total"], &faults["faults"][0]["line"]),
+        (&10.into(), &1.into())
+    );
+}
+
+#[test]
+fn the_lists_hold_every_name() {
+    for (list, names) in [
+        (
+            "policies",
+            &[
+                "default",
+                "regime-aware",
+                "thunderagent",
+                "lmetric",
+                "dualmap",
+            ][..],
+        ),
+        (
+            "workloads",
+            &["chat", "working-set", "paper-mixed", "trace:FILE"],
+        ),
+        ("engines", &["b200-70b", "h200-70b", "polynomial", "fixed"]),
+    ] {
+        let listed: Vec<Value> = serde_json::from_str(&ok(&[list, "--json"])).unwrap();
+        for name in names {
+            assert!(
+                listed.iter().any(|it| it["name"] == **name),
+                "{list}: {name}"
+            );
+        }
+        assert!(ok(&[list]).contains(names[0]));
+    }
+}
+
+#[test]
+fn a_comparison_pairs_seeds_and_says_what_may_be_claimed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let compare = [
+        "compare",
+        "--policies",
+        "random",
+        "--workloads",
+        "chat,paper",
+        "--seeds",
+        "3",
+        "--out",
+        out,
+    ];
+    let table = ok(&with(&compare, &SMALL));
+    assert!(table.contains("ratio to default"), "{table}");
+    assert!(
+        table.contains("P99 from fewer than 100 samples claims nothing"),
+        "{table}"
+    );
+    let results = results(folder.path());
+    // 2 workloads, 3 seeds, 2 policies.
+    assert_eq!(results["runs"].as_array().unwrap().len(), 12);
+    let comparison = &results["comparisons"][0];
+    assert_eq!(
+        (&comparison["policy"], &comparison["baseline"]),
+        (&"random".into(), &"default".into())
+    );
+    assert_eq!(comparison["metrics"]["ttft_ms.mean"]["pairs"], 3);
+    assert_eq!(
+        comparison["metrics"]["ttft_ms.p99"]["verdict"],
+        "few_samples"
+    );
+}
+
+#[test]
+fn requests_far_apart_have_no_winner() {
+    // Field report BR-19: 100 requests, 30 s apart.
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("quiet.jsonl");
+    let row = |index: usize| {
+        let at_ms = 30_000 * index;
+        format!(
+            r#"{{"timestamp":{at_ms},"input_length":500,"output_length":20,"hash_ids":[{}]}}"#,
+            index % 7
+        )
+    };
+    let rows: Vec<String> = (0..100).map(row).collect();
+    std::fs::write(&trace, rows.join("\n")).unwrap();
+    let workload = format!("trace:{}", trace.display());
+    let compare = [
+        "compare",
+        "--policies",
+        "regime-aware,default",
+        "--workloads",
+        &workload,
+        "--seeds",
+        "2",
+    ];
+    let table = ok(&compare);
+    assert!(
+        table.contains("no contention, policies not distinguishable"),
+        "{table}"
+    );
+    assert!(
+        !table.contains("better:") && !table.contains("worse:"),
+        "{table}"
+    );
+}
+
+#[test]
+fn a_run_that_completes_nothing_is_said_and_not_ranked() {
+    // Cut before the first token.
+    let cut = ["--max-time-ms", "1"];
+    let replay = with(
+        &["replay", "--policy", "default", "--workload", "paper"],
+        &SMALL,
+    );
+    let table = ok(&with(&replay, &cut));
+    assert!(table.contains("nothing completed"), "{table}");
+    let compare = with(
+        &[
+            "compare",
+            "--policies",
+            "random",
+            "--workloads",
+            "paper",
+            "--seeds",
+            "1",
+        ],
+        &SMALL,
+    );
+    let table = ok(&with(&compare, &cut));
+    assert!(
+        table.contains("completed nothing in 1 of 1 runs") && table.contains("not ranked"),
+        "{table}"
+    );
+}
+
+#[test]
+fn a_sweep_marks_its_front() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let sweep = [
+        "sweep",
+        "--param",
+        "omega=0.1,1",
+        "--param",
+        "tau=0,0.8",
+        "--seeds",
+        "1",
+        "--out",
+        out,
+    ];
+    let table = ok(&with(&sweep, &SMALL));
+    assert!(table.contains("regime-aware omega=0.1 tau=0.8"), "{table}");
+    let results = results(folder.path());
+    let runs = results["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 4);
+    assert!(runs.iter().any(|run| run["pareto"] == true));
+    assert!(runs.iter().all(|run| run["pareto"].is_boolean()));
+}
+
+#[test]
+fn two_processes_and_any_number_of_threads_write_the_same() {
+    // Field report BR-17.
+    let written = |threads| {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().to_str().unwrap();
+        let compare = [
+            "compare",
+            "--policies",
+            "regime-aware,random,dualmap",
+            "--workloads",
+            "chat",
+            "--seeds",
+            "2",
+            "--topology",
+            "4,2P3D",
+            "--threads",
+            threads,
+            "--out",
+            out,
+        ];
+        ok(&with(&compare, &SMALL));
+        without_wall(folder.path())
+    };
+    let once = written("1");
+    assert!(once == written("1") && once == written("8"));
+}
+
+/// A suite of a few dozen runs.
+fn suite<'a>(out: &'a str, policies: &'a str) -> Vec<&'a str> {
+    vec![
+        "suite",
+        "standard",
+        "--quick",
+        "--engine",
+        "fixed",
+        "--workloads",
+        "cold-burst",
+        "--topology",
+        "2",
+        "--seeds",
+        "1",
+        "--size",
+        "0.05",
+        "--policies",
+        policies,
+        "--out",
+        out,
+    ]
+}
+
+#[test]
+fn an_interrupted_suite_goes_on_and_gives_what_one_in_a_piece_gives() {
+    let whole = tempfile::tempdir().unwrap();
+    let table = ok(&suite(whole.path().to_str().unwrap(), "random"));
+    assert!(
+        table.contains("load knee") && table.contains("all loads, 3 cells"),
+        "{table}"
+    );
+    let results = results(whole.path());
+    let loads: Vec<_> = results["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| run["load"].clone())
+        .collect();
+    assert_eq!(
+        loads,
+        ["light", "light", "knee", "knee", "saturated", "saturated"]
+    );
+
+    let parts = tempfile::tempdir().unwrap();
+    let journal = std::fs::read_to_string(whole.path().join("finished.jsonl")).unwrap();
+    // The writer, all but the last run, and half of that one.
+    let cut = &journal[..journal.len() - 40];
+    std::fs::write(parts.path().join("finished.jsonl"), cut).unwrap();
+    let again = lab(&suite(parts.path().to_str().unwrap(), "random"));
+    let said = String::from_utf8(again.stderr).unwrap();
+    let finished = cut.lines().count() - 2;
+    assert!(
+        said.contains(&format!("going on after {finished} finished runs")),
+        "{said}"
+    );
+    assert!(without_wall(whole.path()) == without_wall(parts.path()));
+    let resumed = std::fs::read_to_string(parts.path().join("finished.jsonl")).unwrap();
+    assert_eq!(resumed.lines().count(), cut.lines().count() + 1);
+}
+
+#[test]
+fn a_folder_of_traces_is_added_and_other_files_in_it_passed_over() {
+    let traces = tempfile::tempdir().unwrap();
+    let row = |index: usize| {
+        let at_ms = 100 * index;
+        format!(
+            r#"{{"timestamp":{at_ms},"input_length":500,"output_length":20,"hash_ids":[{}]}}"#,
+            index % 7
+        )
+    };
+    let rows: Vec<String> = (0..80).map(row).collect();
+    std::fs::write(traces.path().join("a.jsonl"), rows.join("\n")).unwrap();
+    std::fs::write(traces.path().join("README.md"), "about them").unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let mut args = suite(out.path().to_str().unwrap(), "random");
+    args.extend(["--traces", traces.path().to_str().unwrap()]);
+    ok(&args);
+    let results = results(out.path());
+    let workloads: Vec<_> = results["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| &run["workload"])
+        .collect();
+    assert_eq!(
+        workloads.iter().filter(|name| **name == "trace:a").count(),
+        6
+    );
+}
