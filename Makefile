@@ -50,7 +50,7 @@ lint: setup ## Check formatting and run clippy, warnings denied
 	cargo clippy --workspace --all-targets -- -D warnings
 
 bench: setup ## Run the benchmarks
-	cargo bench --workspace $(ARGS)
+	cargo bench -p regime-benches $(ARGS)
 
 release: setup ## Build optimised binaries
 	cargo build --release --workspace --bins
