@@ -36,6 +36,7 @@ pub mod baselines;
 pub mod cli;
 mod engines;
 pub mod experiments;
+mod files;
 mod lifecycle;
 mod metrics;
 mod policies;

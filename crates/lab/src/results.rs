@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::experiments::Comparison;
+use crate::files::write_whole;
 use crate::metrics::Metrics;
 use crate::run::{Experiment, Load, Run, SelectionCost, Settings};
 
@@ -179,14 +180,7 @@ impl Results {
             ("results.json", self.to_json()),
             ("results.csv", self.to_csv()),
         ] {
-            let path = folder.join(name);
-            let write = || {
-                let file = tempfile::NamedTempFile::new_in(folder)?;
-                std::fs::write(file.path(), text)?;
-                file.persist(&path)?;
-                Ok(())
-            };
-            write().map_err(|source| io(&path, source))?;
+            write_whole(folder, name, &text).map_err(|source| io(&folder.join(name), source))?;
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ pub use detail::{
     WorkerDetail,
 };
 
+use crate::files::write_whole;
 use crate::results::Results;
 
 /// Name of the page.
@@ -73,26 +74,7 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
         .flatten()
         .map(|plot| (plot.file.as_str(), plot.file_text()));
     for (name, text) in plots.chain([(PAGE, page)]) {
-        let path = dir.join(name);
-        let write = || {
-            let file = temporary(dir)?;
-            std::fs::write(file.path(), text)?;
-            file.persist(&path)?;
-            Ok(())
-        };
-        write().map_err(|source| io(&path, source))?;
+        write_whole(dir, name, &text).map_err(|source| io(&dir.join(name), source))?;
     }
     Ok(())
-}
-
-/// A file that, unlike most temporary ones, others may read: pages are there to be shown.
-fn temporary(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt as _;
-        // Less the umask, as for any file.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(dir)
 }
