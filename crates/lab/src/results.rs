@@ -219,10 +219,7 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
         ("workload", run.workload.clone()),
         (
             "load",
-            run.load.map_or_else(String::new, |load| match load {
-                Load::Number(number) => number.to_string(),
-                Load::Level(level) => format!("{level:?}").to_lowercase(),
-            }),
+            run.load.map_or_else(String::new, |load| load.to_string()),
         ),
         ("topology", run.topology.clone()),
         ("engine", run.engine.clone()),

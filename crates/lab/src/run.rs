@@ -6,6 +6,7 @@
 //! draws, Dynamo's ties, the baselines. It does not cover the workload, which brings its own, so that
 //! policies can be compared on the same arrivals.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,8 +45,17 @@ pub struct Experiment {
 pub enum Load {
     /// Found by a load search.
     Level(LoadLevel),
-    /// A rate in sessions a second, or a concurrency.
+    /// Requests a second in an open loop, sessions at once in a closed one.
     Number(f64),
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Level(level) => level.fmt(f),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
 }
 
 /// A level of load.
@@ -58,6 +68,16 @@ pub enum LoadLevel {
     Knee,
     /// More than the fleet can serve.
     Saturated,
+}
+
+impl fmt::Display for LoadLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Light => "light",
+            Self::Knee => "knee",
+            Self::Saturated => "saturated",
+        })
+    }
 }
 
 /// Settings of a run that have defaults.

@@ -38,7 +38,7 @@ pub(super) fn table(head: &[&str], numbers: bool) -> Table {
 pub(super) fn load(load: Option<Load>) -> String {
     match load {
         None => "-".into(),
-        Some(Load::Level(level)) => format!("{level:?}").to_lowercase(),
+        Some(Load::Level(level)) => level.to_string(),
         Some(Load::Number(number)) => decimals(number, 2),
     }
 }

@@ -211,11 +211,7 @@ fn colours(results: &Results) -> HashMap<&str, usize> {
 }
 
 fn load_text(load: Option<Load>) -> String {
-    match load {
-        None => String::new(),
-        Some(Load::Number(number)) => number.to_string(),
-        Some(Load::Level(level)) => format!("{level:?}").to_lowercase(),
-    }
+    load.map_or_else(String::new, |load| load.to_string())
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
