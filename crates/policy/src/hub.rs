@@ -9,7 +9,6 @@
 //! Lock order: ledger, then pool state. The request path takes neither.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use regime_core::{InFlight, Ledger, LedgerCounts, Outcome, Timestamp, WorkerKey}
 
 use crate::clock::Clock;
 use crate::parameters::Checked;
+use crate::periodic::Periodic;
 use crate::pool::{Placement, Pool, PoolId};
 use crate::{ScoreProbe, TtftDelta};
 
@@ -30,7 +30,7 @@ pub(crate) struct Hub {
     pub(crate) probe: Option<ScoreProbe>,
     pools: Mutex<Vec<Weak<Pool>>>,
     feeds: Mutex<Vec<Weak<Feed>>>,
-    next_sweep: AtomicU64,
+    sweep: Periodic,
 }
 
 /// Workers that discovery lists now.
@@ -49,7 +49,7 @@ impl Hub {
             probe,
             pools: Mutex::default(),
             feeds: Mutex::default(),
-            next_sweep: AtomicU64::new(0),
+            sweep: Periodic::default(),
         }
     }
 
@@ -171,14 +171,7 @@ impl Hub {
 
     /// Forget workers that discovery no longer lists, and requests nobody will end.
     fn sweep_if_due(&self, now: Timestamp) {
-        let due = self.next_sweep.load(Ordering::Relaxed);
-        let next = (now + SWEEP).as_micros();
-        if now.as_micros() < due
-            || self
-                .next_sweep
-                .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
-                .is_err()
-        {
+        if !self.sweep.claim(now, SWEEP) {
             return;
         }
         let mut registered = BTreeSet::new();

@@ -31,6 +31,7 @@ mod hub;
 mod journal;
 mod metrics;
 mod parameters;
+mod periodic;
 mod pool;
 mod registration;
 mod report;

@@ -158,9 +158,8 @@ impl Default for RegimeTiming {
 }
 
 /// Cuts of each regime signal; an absent signal does not count.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[derive(Default)]
 pub struct Signals {
     /// Σ TTFT / Σ TTFT alone on an idle worker, over the window.
     pub slowdown: Option<Cuts>,
@@ -168,6 +167,13 @@ pub struct Signals {
     pub waiting: Option<Cuts>,
     /// Smoothed P99 of TTFT over the window, ms.
     pub ttft_p99_ms: Option<Cuts>,
+}
+
+impl Signals {
+    /// In the order of [`Checked::SIGNALS`].
+    const fn in_order(&self) -> [Option<Cuts>; Checked::SIGNALS.len()] {
+        [self.slowdown, self.waiting, self.ttft_p99_ms]
+    }
 }
 
 /// Holding back a worker that keeps failing.
@@ -344,12 +350,7 @@ impl Checked {
 
     /// Cuts of each signal, absent where the signal does not decide the regime.
     pub(crate) const fn cuts(&self) -> [Option<Cuts>; Self::SIGNALS.len()] {
-        let Signals {
-            slowdown,
-            waiting,
-            ttft_p99_ms,
-        } = self.signals;
-        [slowdown, waiting, ttft_p99_ms]
+        self.signals.in_order()
     }
 
     /// The readings that decide the regime, in the order in which [`Checked::machine`] has their cuts.
@@ -417,23 +418,21 @@ impl Parameters {
         ] {
             nested(section, cuts.map_or(Ok(()), |cuts| cuts.validate()))?;
         }
-        let mut checked = Checked {
+        let deciding = signals.in_order().into_iter().flatten().collect();
+        Ok(Checked {
             tick: millis(tick_ms),
             worker_ttl: millis(self.worker_ttl_ms),
             max_age: regime.max_age,
             window_span: window.span,
             p99_smoothing: millis(self.window.p99_smoothing_ms),
             ttft_window: nested("window", LatencyWindow::new(window))?,
-            machine: nested("regime", RegimeMachine::new(regime, Vec::new()))?,
+            machine: nested("regime", RegimeMachine::new(regime, deciding))?,
             accrual: nested("failures", FailureAccrual::new(accrual))?,
             calibration: nested("calibration", PoolCalibration::new(self.calibration))?,
             curve: nested("paper.curve", LatencyCurve::new(self.paper.curve))?,
             signals,
             raw: self,
-        };
-        let deciding = checked.cuts().into_iter().flatten().collect();
-        checked.machine = nested("signals", RegimeMachine::new(regime, deciding))?;
-        Ok(checked)
+        })
     }
 
     fn check_calibrated(&self) -> Result<(), ParameterError> {

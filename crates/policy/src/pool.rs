@@ -14,6 +14,7 @@ mod state;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use dynamo_kv_router::WorkerType;
@@ -26,10 +27,13 @@ pub(crate) use state::{Health, SignalReading, State, WorkerState};
 
 use crate::journal::Journal;
 use crate::parameters::Checked;
+use crate::periodic::Periodic;
 use crate::{FallbackReason, TtftDelta};
 
 /// Unread decisions that are kept: a second at 1,000 requests/s between two ticks, four times over.
 const JOURNAL_CAPACITY: usize = 4_096;
+/// How often a failing score is logged at most.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// Which pool this is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,8 +65,8 @@ pub(crate) struct Pool {
     pub(crate) counters: Counters,
     snapshot: ArcSwap<Snapshot>,
     state: Mutex<State>,
-    next_tick: AtomicU64,
-    next_log: AtomicU64,
+    tick: Periodic,
+    log: Periodic,
 }
 
 impl Pool {
@@ -73,8 +77,8 @@ impl Pool {
             state: Mutex::new(state),
             journal: Journal::new(JOURNAL_CAPACITY),
             counters: Counters::default(),
-            next_tick: AtomicU64::new(0),
-            next_log: AtomicU64::new(0),
+            tick: Periodic::default(),
+            log: Periodic::default(),
             parameters,
             id,
         }
@@ -96,20 +100,22 @@ impl Pool {
 
     /// Fold the windows if a tick is due and nobody else holds the state; a selection must not wait.
     pub(crate) fn tick_if_due(&self, now: Timestamp) {
-        if self.claim_tick(now)
+        if self.tick.is_due(now)
             && let Some(mut state) = self.state.try_lock()
+            && self.tick.claim(now, self.parameters.tick)
         {
+            state.read_journal(&self.journal);
             self.fold(&mut state, now);
         }
     }
 
-    /// Change the state in answer to feedback; `changed` decides whether the request path must know
-    /// before the next tick.
+    /// Bring the state up to date and change it. The request path learns of it at the next tick, or at
+    /// once where the change is urgent.
     pub(crate) fn with_state<T>(&self, now: Timestamp, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         state.read_journal(&self.journal);
         let result = change(&mut state);
-        if self.claim_tick(now) {
+        if self.tick.claim(now, self.parameters.tick) {
             self.fold(&mut state, now);
         } else if state.take_urgent() {
             self.publish(&state, now);
@@ -125,14 +131,7 @@ impl Pool {
     /// Count a use of the fallback rule, and log it at most once a minute.
     pub(crate) fn record_fallback(&self, reason: FallbackReason, detail: &str, now: Timestamp) {
         let total = self.counters.fallbacks[reason as usize].fetch_add(1, Ordering::Relaxed) + 1;
-        let due = self.next_log.load(Ordering::Relaxed);
-        let next = now + std::time::Duration::from_secs(60);
-        if now.as_micros() >= due
-            && self
-                .next_log
-                .compare_exchange(due, next.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-        {
+        if self.log.claim(now, LOG_PERIOD) {
             tracing::error!(
                 model = self.id.model,
                 role = self.id.role.as_str(),
@@ -144,18 +143,7 @@ impl Pool {
         }
     }
 
-    fn claim_tick(&self, now: Timestamp) -> bool {
-        let due = self.next_tick.load(Ordering::Relaxed);
-        let next = now + self.parameters.tick;
-        now.as_micros() >= due
-            && self
-                .next_tick
-                .compare_exchange(due, next.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-    }
-
     fn fold(&self, state: &mut State, now: Timestamp) {
-        state.read_journal(&self.journal);
         state.tick(now);
         self.publish(state, now);
     }
