@@ -193,6 +193,26 @@ impl LoadArgs {
     }
 }
 
+/// What is run, besides policy, workload, pool and seed: common to `replay`, `compare` and `sweep`.
+#[derive(Debug, Args)]
+pub(super) struct ScenarioArgs {
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
+    #[command(flatten)]
+    pub(super) fleet: FleetArgs,
+    #[command(flatten)]
+    pub(super) traces: TraceArgs,
+}
+
+impl ScenarioArgs {
+    /// The cell of one workload on one pool.
+    pub(super) fn cell(&self, workload: &str, topology: Topology) -> anyhow::Result<Cell> {
+        let source = WorkloadSource::open(workload, &self.traces.options())?;
+        let (engine, settings) = (self.fleet.engine()?, self.fleet.settings());
+        Ok(self.load.cell(source, engine, topology, settings))
+    }
+}
+
 /// Policies by their names, each checked before anything runs.
 pub(super) fn policies(names: &[String], catalog: &Catalog) -> anyhow::Result<Vec<Policy>> {
     let mut policies: Vec<Policy> = Vec::new();

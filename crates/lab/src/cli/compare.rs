@@ -5,7 +5,7 @@
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
-use super::args::{FleetArgs, LoadArgs, OutputArgs, TraceArgs, policies, seeds};
+use super::args::{OutputArgs, ScenarioArgs, policies, seeds};
 use super::{output, progress, tables};
 use crate::experiments::{Cell, Runner, Trial, compare};
 use crate::policies::Catalog;
@@ -39,11 +39,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
-    load: LoadArgs,
-    #[command(flatten)]
-    fleet: FleetArgs,
-    #[command(flatten)]
-    traces: TraceArgs,
+    scenario: ScenarioArgs,
 }
 
 pub(super) fn main(
@@ -59,13 +55,14 @@ pub(super) fn main(
             .cloned(),
     );
     let policies = policies(&names, catalog)?;
-    let engine = args.fleet.engine()?;
+    let engine = args.scenario.fleet.engine()?;
     let seeds = seeds(args.seed, args.seeds);
     let mut cells: Vec<Cell> = Vec::new();
     for name in &args.workloads {
-        let source = WorkloadSource::open(name, &args.traces.options())?;
+        let source = WorkloadSource::open(name, &args.scenario.traces.options())?;
         if let WorkloadSource::Recorded(trace) = &source
             && args
+                .scenario
                 .load
                 .requests()
                 .is_none_or(|it| it >= trace.workload.requests())
@@ -76,11 +73,11 @@ pub(super) fn main(
             ));
         }
         cells.extend(args.topologies.iter().map(|topology| {
-            args.load.cell(
+            args.scenario.load.cell(
                 source.clone(),
                 engine.clone(),
                 *topology,
-                args.fleet.settings(),
+                args.scenario.fleet.settings(),
             )
         }));
     }
@@ -93,7 +90,7 @@ pub(super) fn main(
     };
     let mut trials: Vec<Trial> = Vec::new();
     for cell in &cells {
-        let (offered, load) = args.load.offered(cell, &searcher)?;
+        let (offered, load) = args.scenario.load.offered(cell, &searcher)?;
         for seed in &seeds {
             trials.extend(
                 policies

@@ -4,14 +4,13 @@
 
 use std::process::ExitCode;
 
-use super::args::{FleetArgs, LoadArgs, OutputArgs, TraceArgs};
+use super::args::{OutputArgs, ScenarioArgs};
 use super::{output, progress, tables};
 use crate::experiments::Runner;
 use crate::policies::{Catalog, Policy};
 use crate::report::RunDetail;
 use crate::results::{Results, RunEntry};
 use crate::topology::Topology;
-use crate::workloads::WorkloadSource;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -28,11 +27,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
-    load: LoadArgs,
-    #[command(flatten)]
-    fleet: FleetArgs,
-    #[command(flatten)]
-    traces: TraceArgs,
+    scenario: ScenarioArgs,
 }
 
 pub(super) fn main(
@@ -41,13 +36,7 @@ pub(super) fn main(
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
     let policy = Policy::named(&args.policy, catalog)?;
-    let source = WorkloadSource::open(&args.workload, &args.traces.options())?;
-    let cell = args.load.cell(
-        source,
-        args.fleet.engine()?,
-        args.topology,
-        args.fleet.settings(),
-    );
+    let cell = args.scenario.cell(&args.workload, args.topology)?;
     let bar = progress::bar(output, 1);
     let runner = Runner {
         catalog,
@@ -55,7 +44,7 @@ pub(super) fn main(
         journal: None,
         finished: &|| {},
     };
-    let (offered, load) = args.load.offered(&cell, &runner)?;
+    let (offered, load) = args.scenario.load.offered(&cell, &runner)?;
     let trial = cell.trial(policy, offered, load, args.seed);
     let (experiment, run) = trial.run(catalog)?;
     bar.finish_and_clear();

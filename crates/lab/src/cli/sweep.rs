@@ -5,13 +5,12 @@
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
-use super::args::{FleetArgs, LoadArgs, OutputArgs, TraceArgs, seeds};
+use super::args::{OutputArgs, ScenarioArgs, seeds};
 use super::{output, progress, tables};
 use crate::experiments::{Axis, Runner, Trial, grid, mark_pareto};
 use crate::policies::Catalog;
 use crate::results::Results;
 use crate::topology::Topology;
-use crate::workloads::WorkloadSource;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -35,11 +34,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
-    load: LoadArgs,
-    #[command(flatten)]
-    fleet: FleetArgs,
-    #[command(flatten)]
-    traces: TraceArgs,
+    scenario: ScenarioArgs,
 }
 
 pub(super) fn main(
@@ -48,13 +43,7 @@ pub(super) fn main(
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
     let policies = grid(&args.policy, &args.axes, catalog)?;
-    let source = WorkloadSource::open(&args.workload, &args.traces.options())?;
-    let cell = args.load.cell(
-        source,
-        args.fleet.engine()?,
-        args.topology,
-        args.fleet.settings(),
-    );
+    let cell = args.scenario.cell(&args.workload, args.topology)?;
     let seeds = seeds(args.seed, args.seeds);
     let bar = progress::bar(output, seeds.len() * policies.len());
     let searcher = Runner {
@@ -63,7 +52,7 @@ pub(super) fn main(
         journal: None,
         finished: &|| {},
     };
-    let (offered, load) = args.load.offered(&cell, &searcher)?;
+    let (offered, load) = args.scenario.load.offered(&cell, &searcher)?;
     let trials: Vec<Trial> = seeds
         .iter()
         .flat_map(|seed| {
