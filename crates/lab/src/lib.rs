@@ -49,11 +49,13 @@ pub mod traces;
 mod workload;
 pub mod workloads;
 
-pub use adapter::{Decision, Ending, Listing, PoolRecord, RegimeSince, RequestRecord, RunRecord};
+pub use adapter::{
+    Decision, Ending, Listing, PoolRecord, RegimeSince, RequestRecord, RunRecord, WorkerConfig,
+};
 pub use engines::{DEFAULT_ENGINE, Engine, EngineError, EnginePreset};
-pub use lifecycle::Lifecycle;
+pub use lifecycle::{Lifecycle, RegimeLifecycle};
 pub use metrics::{Distribution, Metrics, Slo};
-pub use policies::{Catalog, Link, Linker, Policy, PolicyError};
+pub use policies::{Catalog, Link, Linker, MODEL, Policy, PolicyError, Selector};
 pub use results::{Provenance, Results, ResultsError, RunEntry, SCHEMA};
 pub use run::{Experiment, Load, LoadLevel, Run, RunError, SelectionCost, Settings, run_all};
 pub use topology::{Topology, TopologyError};

@@ -43,7 +43,7 @@ pub trait Lifecycle {
 }
 
 /// Our own plugin behind [`Lifecycle`].
-pub(crate) struct RegimeLifecycle {
+pub struct RegimeLifecycle {
     handle: Handle,
     feedback: Feedback,
     /// Whether our policy chooses in this run; known once its pools exist.
@@ -51,7 +51,9 @@ pub(crate) struct RegimeLifecycle {
 }
 
 impl RegimeLifecycle {
-    pub(crate) fn new(handle: &Handle, workers: &[(WorkerType, WorkerKey)]) -> Self {
+    /// Tell the plugin behind `handle`; `workers` is the fleet, as in [`Link::workers`](crate::Link).
+    #[must_use]
+    pub fn new(handle: &Handle, workers: &[(WorkerType, WorkerKey)]) -> Self {
         let listed: Vec<_> = workers
             .iter()
             .filter(|(role, _)| *role != WorkerType::Prefill)

@@ -25,7 +25,7 @@ use dynamo_kv_router::plugins::{
     DYN_ROUTER_DECODE_POLICY, DYN_ROUTER_PREFILL_POLICY, DYN_ROUTER_WORKER_SELECTION_POLICY,
     RouterPluginRegistry, WorkerSelectionPolicyRegistryError,
 };
-use dynamo_kv_router::{KvRouterConfig, RoutingPartitionRef, WorkerType};
+use dynamo_kv_router::{KvRouterConfig, RoutingPartitionRef, WorkerSelector, WorkerType};
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use regime_core::WorkerKey;
@@ -33,12 +33,17 @@ use regime_policy::{Clock, Handle, ManualClock, POLICY_TYPE};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 
-use crate::adapter::Chooser;
+use crate::adapter::{Chooser, WorkerConfig};
 use crate::baselines::{BASELINES, baseline};
 use crate::lifecycle::{Lifecycle, RegimeLifecycle};
 
 /// Model name that policies see.
-pub(crate) const MODEL: &str = "lab";
+pub const MODEL: &str = "lab";
+
+/// What the router of a pool asks: Dynamo's policy, or what a linker put [around](Link::around) it.
+pub type Selector = Box<dyn WorkerSelector<WorkerConfig>>;
+
+type Around = Box<dyn Fn(WorkerType, &KvRouterConfig, Selector) -> Selector>;
 
 /// What a linked policy crate may use in a run.
 pub struct Link<'a> {
@@ -50,6 +55,19 @@ pub struct Link<'a> {
     pub workers: Vec<(WorkerType, WorkerKey)>,
     /// Set by our own plugin, so that the run can report its state.
     handle: &'a mut Option<Handle>,
+    around: &'a mut Vec<Around>,
+}
+
+impl Link<'_> {
+    /// Put something around the policy of every pool: a recorder, or a second policy that is asked the
+    /// same and compared. `wrap` gets the role and the router settings of the pool. Baselines are no
+    /// Dynamo policies and stay bare.
+    pub fn around(
+        &mut self,
+        wrap: impl Fn(WorkerType, &KvRouterConfig, Selector) -> Selector + 'static,
+    ) {
+        self.around.push(Box::new(wrap));
+    }
 }
 
 /// Links one crate into a run; returns what wants to be told of requests, if anything.
@@ -128,13 +146,14 @@ impl Catalog {
         workers: Vec<(WorkerType, WorkerKey)>,
     ) -> Result<Linked, PolicyError> {
         let mut registry = dynamo_custom_policy_builtin::default_registry();
-        let (mut handle, mut lifecycles) = (None, Vec::new());
+        let (mut handle, mut lifecycles, mut around) = (None, Vec::new(), Vec::new());
         for linker in &self.linkers {
             let mut link = Link {
                 registry: &mut registry,
                 clock: Arc::clone(&clock),
                 workers: workers.clone(),
                 handle: &mut handle,
+                around: &mut around,
             };
             lifecycles.extend(linker(&mut link).map_err(PolicyError::Link)?);
         }
@@ -142,6 +161,7 @@ impl Catalog {
             registry,
             lifecycles,
             handle,
+            around,
         })
     }
 }
@@ -150,6 +170,7 @@ struct Linked {
     registry: RouterPluginRegistry,
     lifecycles: Vec<Box<dyn Lifecycle>>,
     handle: Option<Handle>,
+    around: Vec<Around>,
 }
 
 /// A policy that cannot be used.
@@ -333,6 +354,7 @@ impl Policy {
             clock,
             lifecycles: linked.lifecycles,
             handle: linked.handle,
+            around: linked.around,
         })
     }
 }
@@ -348,6 +370,7 @@ pub(crate) struct Built {
     pub(crate) lifecycles: Vec<Box<dyn Lifecycle>>,
     /// Present when the policy under test is ours.
     pub(crate) handle: Option<Handle>,
+    around: Vec<Around>,
 }
 
 impl Built {
@@ -360,7 +383,12 @@ impl Built {
         let Some(name) = self.baseline else {
             let partition =
                 RoutingPartitionRef::new(MODEL, dynamo_kv_router::DEFAULT_ROUTING_GROUP);
-            return Ok(Chooser::Policy((self.factory)(config, role, partition)));
+            let policy: Selector = Box::new((self.factory)(config, role, partition));
+            let wrapped = self
+                .around
+                .iter()
+                .fold(policy, |inner, wrap| wrap(role, config, inner));
+            return Ok(Chooser::Policy(wrapped));
         };
         let rule = baseline(name, role).ok_or_else(|| PolicyError::Refused {
             name: self.label.clone(),

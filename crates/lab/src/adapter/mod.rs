@@ -28,5 +28,5 @@ mod watch;
 
 pub(crate) use build::{SimulationSettings, simulate};
 pub use record::{Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord};
-pub use roster::Listing;
+pub use roster::{Listing, WorkerConfig};
 pub(crate) use router::Chooser;

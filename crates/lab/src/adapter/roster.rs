@@ -21,8 +21,8 @@ use dynamo_kv_router::protocols::{WorkerConfigLike, WorkerId, WorkerWithDpRank};
 const MAX_INSTANCES: usize = 6;
 
 /// What a worker tells the router about itself.
-#[derive(Debug, Clone)]
-pub(super) struct WorkerConfig {
+#[derive(Debug, Clone, Copy)]
+pub struct WorkerConfig {
     ranks: u32,
     max_num_batched_tokens: u64,
     total_kv_blocks: u64,

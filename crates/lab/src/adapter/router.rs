@@ -35,8 +35,7 @@ use dynamo_kv_router::scheduling::{
 use dynamo_kv_router::{
     ActiveSequencesMultiWorker, KvRouterConfig, NoopSequencePublisher, RadixTree, RouterEvent,
     RoutingPartitionRef, SchedulingRequest, SequenceRequest, SessionContext, TrackingHashContext,
-    TrackingHashScope, WorkerSelectionInput, WorkerSelectionPolicy, WorkerSelector, WorkerType,
-    compute_block_hash_for_seq,
+    TrackingHashScope, WorkerSelectionInput, WorkerType, compute_block_hash_for_seq,
 };
 use rand_pcg::Pcg64Mcg;
 use regime_policy::Clock;
@@ -45,12 +44,12 @@ use uuid::Uuid;
 
 use super::roster::{Roster, Seat, WorkerConfig};
 use crate::baselines::{Baseline, BaselineRequest, BaselineRow};
-use crate::policies::MODEL;
+use crate::policies::{MODEL, Selector};
 
 /// What decides.
 pub(crate) enum Chooser {
     /// A Dynamo policy, from its factory.
-    Policy(WorkerSelectionPolicy),
+    Policy(Selector),
     /// A rule of the lab, which may see the prompt.
     Baseline(Box<dyn Baseline>, Pcg64Mcg),
 }
