@@ -19,6 +19,10 @@
 //! slots, every slot is filled, those requests stay out whose absence makes the rest cheapest, and
 //! the assignment has no total: it compares with no other.
 //!
+//! A seat can be forbidden to a request. The solver then sees a price above every sum of allowed
+//! ones, in 128 bits so that it cannot overflow: as many requests as possible get an allowed seat,
+//! as cheaply as possible, and one that gets none counts as not placed.
+//!
 //! # Source
 //!
 //! Γ_R of the paper, a congestion game whose optimum defines the Price of Anarchy. Solved by the
@@ -52,8 +56,8 @@ pub struct SlotCosts {
     seats: Vec<Seat>,
     /// Columns of each worker in `seats`.
     columns: Vec<Range<usize>>,
-    /// Row by row, one row a request.
-    micros: Vec<i64>,
+    /// Row by row, one row a request; `None` where the seat is forbidden.
+    micros: Vec<Option<i64>>,
 }
 
 impl SlotCosts {
@@ -71,6 +75,21 @@ impl SlotCosts {
         capacities: &[usize],
         mut cost: impl FnMut(usize, Seat) -> f64,
     ) -> Result<Self, NoEstimate> {
+        Self::with_forbidden(requests, capacities, |request, seat| {
+            Some(cost(request, seat))
+        })
+    }
+
+    /// As [`Self::new`], with `None` for a seat that the request cannot take.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn with_forbidden(
+        requests: usize,
+        capacities: &[usize],
+        mut cost: impl FnMut(usize, Seat) -> Option<f64>,
+    ) -> Result<Self, NoEstimate> {
         if requests == 0 {
             return Err(NoEstimate::NoRequests);
         }
@@ -86,8 +105,9 @@ impl SlotCosts {
         let mut micros = Vec::with_capacity(requests * seats.len());
         for request in 0..requests {
             for &seat in &seats {
-                let cost = whole_micros(cost(request, seat));
-                micros.push(cost.ok_or(NoEstimate::UnusableCost { request, seat })?);
+                let unusable = NoEstimate::UnusableCost { request, seat };
+                let cost = cost(request, seat).map(|cost| whole_micros(cost).ok_or(unusable));
+                micros.push(cost.transpose()?);
             }
         }
         Ok(Self {
@@ -98,8 +118,8 @@ impl SlotCosts {
         })
     }
 
-    /// The cheapest assignment. With more requests than slots every slot is filled and the rest of
-    /// the requests have no seat.
+    /// The cheapest assignment. A request has no seat when the slots, or those allowed to it, are
+    /// all taken.
     #[must_use]
     pub fn optimum(&self) -> Assignment {
         let everyone: Vec<usize> = (0..self.requests).collect();
@@ -111,7 +131,8 @@ impl SlotCosts {
     ///
     /// # Errors
     ///
-    /// [`NoEstimate::ChoiceCount`] and [`NoEstimate::OverCapacity`].
+    /// [`NoEstimate::ChoiceCount`] and [`NoEstimate::OverCapacity`]. A choice of a forbidden seat
+    /// shows as [`NoEstimate::Incomplete`] in the total.
     pub fn realised(&self, chosen: &[usize]) -> Result<Assignment, NoEstimate> {
         if chosen.len() != self.requests {
             return Err(NoEstimate::ChoiceCount {
@@ -150,11 +171,10 @@ impl SlotCosts {
         let pairs: Vec<(usize, usize)> = if requests.is_empty() {
             Vec::new()
         } else if requests.len() <= columns.len() {
-            let costs = Matrix::from_fn(requests.len(), columns.len(), |(r, c)| cost(r, c));
-            kuhn_munkres_min(&costs).1.into_iter().enumerate().collect()
+            let columns = cheapest_columns(requests.len(), columns.len(), cost);
+            columns.into_iter().enumerate().collect()
         } else {
-            let costs = Matrix::from_fn(columns.len(), requests.len(), |(c, r)| cost(r, c));
-            let rows = kuhn_munkres_min(&costs).1;
+            let rows = cheapest_columns(columns.len(), requests.len(), |c, r| cost(r, c));
             rows.into_iter().enumerate().map(|(c, r)| (r, c)).collect()
         };
         pairs
@@ -167,8 +187,10 @@ impl SlotCosts {
         let mut seats = vec![None; self.requests];
         let mut micros = 0;
         for (request, column) in placed {
-            seats[request] = Some(self.seats[column]);
-            micros += self.cost(request, column);
+            if let Some(cost) = self.cost(request, column) {
+                seats[request] = Some(self.seats[column]);
+                micros += cost;
+            }
         }
         Assignment {
             seats,
@@ -177,7 +199,7 @@ impl SlotCosts {
         }
     }
 
-    fn cost(&self, request: usize, column: usize) -> i64 {
+    fn cost(&self, request: usize, column: usize) -> Option<i64> {
         self.micros[request * self.seats.len() + column]
     }
 }
@@ -191,7 +213,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// The seat of each request; `None` for a request that found all slots taken.
+    /// The seat of each request; `None` for a request that found no free slot allowed to it.
     #[must_use]
     pub fn seats(&self) -> &[Option<Seat>] {
         &self.seats
@@ -214,30 +236,38 @@ impl Assignment {
     }
 }
 
-/// Sum of what each request costs alone on an idle worker, in ms, rounded request by request like
-/// the costs of [`SlotCosts`]. So it stays at or below the optimum whenever no request is priced
-/// below its cost alone.
-///
-/// # Errors
-///
-/// [`NoEstimate::NoRequests`], or [`NoEstimate::UnusableAlone`] at the first cost that is not finite
-/// or exceeds [`MAX_COST_MS`].
-pub fn alone_total(costs: impl IntoIterator<Item = f64>) -> Result<Millis, NoEstimate> {
-    let mut total = None;
-    for (request, cost) in costs.into_iter().enumerate() {
-        let micros = whole_micros(cost).ok_or(NoEstimate::UnusableAlone { request })?;
-        total = Some(total.unwrap_or(0) + micros);
+/// Price of a forbidden seat: above every sum of allowed costs over up to 2^38 requests.
+const FORBIDDEN: i128 = 1 << 80;
+
+/// The column of each row, at the lowest total. Needs at least one row, and as many columns.
+fn cheapest_columns(
+    rows: usize,
+    columns: usize,
+    cost: impl Fn(usize, usize) -> Option<i64>,
+) -> Vec<usize> {
+    let mut forbidden = false;
+    let costs = Matrix::from_fn(rows, columns, |(row, column)| {
+        cost(row, column).unwrap_or_else(|| {
+            forbidden = true;
+            0
+        })
+    });
+    if !forbidden {
+        return kuhn_munkres_min(&costs).1;
     }
-    total.map(as_millis).ok_or(NoEstimate::NoRequests)
+    let costs = Matrix::from_fn(rows, columns, |(row, column)| {
+        cost(row, column).map_or(FORBIDDEN, i128::from)
+    });
+    kuhn_munkres_min(&costs).1
 }
 
-fn whole_micros(millis: f64) -> Option<i64> {
+pub(crate) fn whole_micros(millis: f64) -> Option<i64> {
     (-MAX_COST_MS..=MAX_COST_MS)
         .contains(&millis)
         .then(|| (millis * 1e3).round() as i64)
 }
 
-fn as_millis(micros: i64) -> Millis {
+pub(crate) fn as_millis(micros: i64) -> Millis {
     Millis::new(micros as f64 / 1e3)
 }
 
@@ -416,16 +446,48 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_alone_rounds_like_the_optimum() {
-        // 0.0004 ms is less than half a microsecond, so both sums are zero.
-        let own = [0.0004; 3];
-        let costs = SlotCosts::new(3, &[3], |request, _| own[request]).unwrap();
-        assert_eq!(alone_total(own), costs.optimum().total());
-        assert_eq!(alone_total([]), Err(NoEstimate::NoRequests));
+    fn a_forbidden_seat_is_never_taken_however_dear_the_others_are() {
+        let costs = SlotCosts::with_forbidden(2, &[1, 1], |request, seat| {
+            let dear = if seat.worker == B { MAX_COST_MS } else { 1.0 };
+            (request == 0 || seat.worker == B).then_some(dear)
+        });
+        let costs = costs.unwrap();
+        assert_eq!(workers(&costs.optimum()), [A, B].map(Some));
+        assert_eq!(costs.optimum().total(), Ok(Millis::new(1.0 + MAX_COST_MS)));
+        // A choice of it is not placed, so it has no total either.
+        assert_eq!(workers(&costs.realised(&[B, A]).unwrap()), [Some(B), None]);
+    }
+
+    #[test]
+    fn a_request_whose_seats_are_all_forbidden_is_not_placed() {
+        let costs = SlotCosts::with_forbidden(2, &[2], |request, _| (request == 0).then_some(3.0));
+        let best = costs.unwrap().optimum();
+        assert_eq!(workers(&best), [Some(A), None]);
+        let (requests, slots) = (2, 2);
         assert_eq!(
-            alone_total([1.0, f64::NAN]),
-            Err(NoEstimate::UnusableAlone { request: 1 })
+            best.total(),
+            Err(NoEstimate::Incomplete { requests, slots })
         );
+    }
+
+    /// Most requests placed, then least cost, by trying them all; `None` is forbidden.
+    fn best_by_trial(rows: &[[Option<u32>; 3]], taken: &mut [u32; 3], capacity: u32) -> (u32, u32) {
+        let Some((row, rest)) = rows.split_first() else {
+            return (0, 0);
+        };
+        let (out, cost) = best_by_trial(rest, taken, capacity);
+        let mut best = (out + 1, cost);
+        for worker in 0..3 {
+            let Some(price) = row[worker].filter(|_| taken[worker] < capacity) else {
+                continue;
+            };
+            let here = price + 5 * taken[worker];
+            taken[worker] += 1;
+            let (out, cost) = best_by_trial(rest, taken, capacity);
+            best = best.min((out, here + cost));
+            taken[worker] -= 1;
+        }
+        best
     }
 
     /// Cheapest complete placement by trying them all, in units of the table.
@@ -455,6 +517,21 @@ mod tests {
             let costs = table(&prices, rows.len(), f64::from(congestion)).unwrap();
             let cheapest = brute_force(&rows, &mut [0; 3], congestion);
             prop_assert_eq!(costs.optimum().total(), Ok(Millis::new(f64::from(cheapest))));
+        }
+
+        #[test]
+        fn forbidden_seats_and_full_workers_match_trying_every_placement(
+            rows in proptest::collection::vec(proptest::array::uniform3(
+                proptest::option::weighted(0.6, 0_u32..30)), 1..6),
+            capacity in 1_u32..4,
+        ) {
+            let costs = SlotCosts::with_forbidden(rows.len(), &[capacity as usize; 3], |request, seat| {
+                Some(f64::from(rows[request][seat.worker]? + 5 * (seat.slot as u32 - 1)))
+            });
+            let best = costs.unwrap().optimum();
+            let out = best.seats().iter().filter(|seat| seat.is_none()).count() as u32;
+            let cost = best.placed_total.get() as u32;
+            prop_assert_eq!((out, cost), best_by_trial(&rows, &mut [0; 3], capacity));
         }
 
         #[test]

@@ -27,11 +27,12 @@
 //! which is policy gap × temporal gap. Field reports BR-14 and BR-19.
 
 use regime_core::Millis;
+use serde::Serialize;
 
 use crate::NoEstimate;
 
 /// Sums over the requests of one window.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WindowSums {
     /// What the requests really took.
     pub actual: Millis,
@@ -44,7 +45,7 @@ pub struct WindowSums {
 }
 
 /// `slowdown = policy × temporal × overload`, each a positive ratio.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GapSplit {
     /// Actual over alone.
     pub slowdown: f64,
@@ -61,6 +62,7 @@ impl GapSplit {
     ///
     /// # Errors
     ///
+    /// [`NoEstimate::SumTooLarge`] names the first sum at [`Millis::LIMIT`], where sums stop growing;
     /// [`NoEstimate::NotPositive`] names the first sum that is zero or negative;
     /// [`NoEstimate::OutOfOrder`] when the sums do not satisfy alone ≤ optimum ≤ chosen.
     pub fn new(sums: WindowSums) -> Result<Self, NoEstimate> {
@@ -70,6 +72,18 @@ impl GapSplit {
             optimum,
             alone,
         } = sums;
+        let named = [
+            (actual, "actual"),
+            (chosen, "chosen"),
+            (optimum, "optimum"),
+            (alone, "alone"),
+        ];
+        if let Some((_, sum)) = named
+            .into_iter()
+            .find(|(sum, _)| sum.get() >= Millis::LIMIT)
+        {
+            return Err(NoEstimate::SumTooLarge { sum });
+        }
         if actual <= Millis::ZERO {
             return Err(NoEstimate::NotPositive { sum: "actual" });
         }
@@ -164,6 +178,12 @@ mod tests {
         for sums in [below_optimum, above_optimum] {
             assert_eq!(GapSplit::new(sums), Err(NoEstimate::OutOfOrder));
         }
+    }
+
+    #[test]
+    fn a_sum_that_stopped_growing_has_no_ratio() {
+        let split = GapSplit::new(sums(1.0, Millis::LIMIT, Millis::LIMIT, 1.0));
+        assert_eq!(split, Err(NoEstimate::SumTooLarge { sum: "chosen" }));
     }
 
     #[test]

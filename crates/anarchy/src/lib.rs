@@ -2,17 +2,32 @@
 
 //! How much latency a router loses, and to what.
 //!
-//! [`SlotCosts`] freezes the prices of one window of requests and finds the assignment that a
-//! coordinated router would have made; [`GapSplit`] splits the slowdown of the window into the
-//! router's fault, bad timing, and what no router could fix. Off the request path, pure arithmetic.
+//! [`WindowCollector`] cuts a stream of [`Choice`]s into windows; [`Estimator`] freezes one window into
+//! a game and compares the choices with the optimum; [`summarise`] adds windows up. Below these,
+//! [`SlotCosts`] finds the assignment that a coordinated router would have made, and [`GapSplit`] splits
+//! the slowdown into the router's fault, bad timing, and what no router could fix. [`Station`] is the
+//! baseline of queueing theory, which knows no router at all. Off the request path, pure arithmetic.
 //! An estimate that is not available is absent and says why ([`NoEstimate`]); it is never NaN.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod assignment;
+mod estimate;
 mod gap;
+mod interval;
+mod queueing;
 mod reason;
+mod summary;
+mod window;
 
-pub use assignment::{Assignment, MAX_COST_MS, Seat, SlotCosts, alone_total};
+pub use assignment::{Assignment, MAX_COST_MS, Seat, SlotCosts};
+pub use estimate::{Estimate, Method};
 pub use gap::{GapSplit, WindowSums};
-pub use reason::NoEstimate;
+pub use interval::{GapIntervals, Interval};
+pub use queueing::{NoWait, Prediction, QueueError, Station, StationConfig};
+pub use reason::{Forecast, NoEstimate};
+pub use summary::{Summary, summarise};
+pub use window::{
+    Candidate, Choice, CollectorConfig, CollectorError, Estimator, MAX_FORECAST, MAX_OPEN,
+    NotCollected, WindowCollector,
+};

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The Price of Anarchy of some requests, with the sums behind it and how the optimum was found.
+//!
+//! One window gives one, and so do many windows together: the ratios are of sums, so sums add up to
+//! another estimate. An optimum that is only bounded makes an interval of every ratio that contains it;
+//! the point estimate is at its high bound, which charges the router with the least.
+
+use regime_core::Millis;
+use serde::Serialize;
+
+use crate::{GapIntervals, GapSplit, Interval, NoEstimate, WindowSums};
+
+/// How the optimum was found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "method", rename_all = "snake_case")]
+pub enum Method {
+    /// Solved.
+    Exact,
+    /// Bounded from both sides; the point estimate uses the high bound.
+    Bounded {
+        /// No assignment is cheaper.
+        optimum_low: Millis,
+        /// Some assignment costs this.
+        optimum_high: Millis,
+    },
+}
+
+/// Price of Anarchy and gap split of one window, or of several together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Requests in it.
+    pub requests: usize,
+    /// The sums that the ratios are made of.
+    pub sums: WindowSums,
+    /// The slowdown and its three factors.
+    pub gap: GapSplit,
+    /// The paper's Price of Anarchy, policy gap × temporal gap.
+    pub poa_hat: f64,
+    /// How the optimum in `sums` was found.
+    #[serde(flatten)]
+    pub method: Method,
+    /// The split at the low bound of the optimum.
+    #[serde(skip)]
+    gap_at_low: GapSplit,
+}
+
+impl Estimate {
+    /// Of `requests` requests with these sums. `sums.optimum` is the high bound if there are bounds.
+    pub(crate) fn new(
+        requests: usize,
+        sums: WindowSums,
+        method: Method,
+    ) -> Result<Self, NoEstimate> {
+        let gap = GapSplit::new(sums)?;
+        let gap_at_low = match method {
+            Method::Exact => gap,
+            Method::Bounded { optimum_low, .. } => GapSplit::new(WindowSums {
+                optimum: optimum_low,
+                ..sums
+            })?,
+        };
+        Ok(Self {
+            requests,
+            sums,
+            gap,
+            poa_hat: gap.poa_hat(),
+            method,
+            gap_at_low,
+        })
+    }
+
+    /// The least that the optimum can be.
+    #[must_use]
+    pub fn optimum_low(&self) -> Millis {
+        match self.method {
+            Method::Exact => self.sums.optimum,
+            Method::Bounded { optimum_low, .. } => optimum_low,
+        }
+    }
+
+    /// What each ratio can be, given the bounds of the optimum. A point when the optimum is exact.
+    #[must_use]
+    pub fn bounds(&self) -> GapIntervals {
+        GapIntervals::of(|ratio| {
+            let (high, low) = (ratio(&self.gap), ratio(&self.gap_at_low));
+            Interval {
+                low: low.min(high),
+                high: low.max(high),
+            }
+        })
+    }
+}
