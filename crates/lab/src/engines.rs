@@ -84,7 +84,7 @@ pub enum EngineError {
         allowed: String,
     },
     /// A file that cannot be read.
-    #[error("engine file {path}: {source}")]
+    #[error("engine file {path}")]
     Read {
         /// The file.
         path: String,
@@ -100,7 +100,7 @@ pub enum EngineError {
         problem: String,
     },
     /// A table that is not one.
-    #[error("timing table {path}: {source}")]
+    #[error("timing table {path}")]
     Table {
         /// The file.
         path: String,

@@ -216,7 +216,7 @@ pub enum PolicyError {
     #[error("a linked policy crate failed to register: {0:#}")]
     Link(anyhow::Error),
     /// A policy file that cannot be read.
-    #[error("policy file: {0}")]
+    #[error("policy file")]
     File(#[from] std::io::Error),
 }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::experiments::Comparison;
+use crate::experiments::{Comparison, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
 use crate::run::{Experiment, Load, Run, SelectionCost, Settings};
@@ -31,6 +31,9 @@ pub struct Results {
     /// Policies against a baseline, where they were compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub comparisons: Vec<Comparison>,
+    /// Policies over all cells, in a suite.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scoreboard: Vec<Score>,
 }
 
 /// Where numbers come from.
@@ -66,6 +69,9 @@ impl Default for Provenance {
 pub struct RunEntry {
     /// Label of the policy.
     pub policy: String,
+    /// What is unusual about the run, in a suite of such conditions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
     /// Name of the workload.
     pub workload: String,
     /// `light`, `knee`, `saturated`, or a number.
@@ -96,6 +102,7 @@ impl RunEntry {
     pub fn new(experiment: &Experiment, run: &Run) -> Self {
         Self {
             policy: experiment.policy.label().to_owned(),
+            condition: None,
             workload: experiment.workload.name.clone(),
             load: experiment.load,
             topology: experiment.topology.to_string(),
@@ -113,7 +120,7 @@ impl RunEntry {
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
     /// The file system.
-    #[error("{path}: {source}")]
+    #[error("{path}")]
     Io {
         /// File or folder.
         path: String,
@@ -139,6 +146,7 @@ impl Results {
             provenance,
             runs,
             comparisons: Vec::new(),
+            scoreboard: Vec::new(),
         }
     }
 
@@ -262,6 +270,8 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
     }
     let selection = run.wall.and_then(|wall| wall.mean_us);
     cells.push(("wall.mean_us".into(), number(selection)));
+    let condition = run.condition.clone().unwrap_or_default();
+    cells.push(("condition".into(), condition));
     cells
 }
 
@@ -274,6 +284,7 @@ mod tests {
     fn entry() -> RunEntry {
         RunEntry {
             policy: "mine, \"twice\"".into(),
+            condition: None,
             workload: "chat".into(),
             load: Some(Load::Number(1.5)),
             topology: "4".into(),

@@ -136,9 +136,7 @@ pub enum RunError {
         allowed: &'static str,
     },
     /// Policy or engine failed in the middle of a run.
-    #[error(
-        "policy {policy:?} on workload {workload:?}, topology {topology}, seed {seed}: {source:#}"
-    )]
+    #[error("policy {policy:?} on workload {workload:?}, topology {topology}, seed {seed}")]
     Simulation {
         /// The policy.
         policy: String,

@@ -185,6 +185,14 @@ fn a_wrong_name_is_refused_with_the_right_ones() {
             &["suite", "standard", "--traces", "no-such-folder"],
             "no-such-folder",
         ),
+        (
+            &["suite", "standard", "--loads", "knee,heavy"],
+            "light, knee, saturated",
+        ),
+        (
+            &["suite", "stress", "--conditions", "nonsense"],
+            "allowed are late-events, priors-high, priors-low, slow-worker, large-pools",
+        ),
     ] {
         let said = refused(args);
         assert!(said.contains(words), "{args:?}: {said}");
@@ -472,6 +480,90 @@ fn an_interrupted_suite_goes_on_and_gives_what_one_in_a_piece_gives() {
     assert!(without_wall(whole.path()) == without_wall(parts.path()));
     let resumed = std::fs::read_to_string(parts.path().join("finished.jsonl")).unwrap();
     assert_eq!(resumed.lines().count(), cut.lines().count() + 1);
+}
+
+#[test]
+fn a_suite_of_one_load_has_one_board_and_one_row_for_each_workload() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut args = suite(folder.path().to_str().unwrap(), "random,round-robin");
+    args.extend(["--loads", "knee"]);
+    let table = ok(&args);
+    assert!(
+        table.contains("all cells, 1 cells, seeds: 1") && !table.contains("load knee"),
+        "{table}"
+    );
+    assert!(
+        table.contains("random mean") && table.contains("round-robin P99"),
+        "{table}"
+    );
+    let results = results(folder.path());
+    assert_eq!(results["runs"].as_array().unwrap().len(), 3);
+    let score = &results["scoreboard"][0];
+    assert_eq!(
+        (&score["policy"], &score["cells"], &score["seeds"]),
+        (&"random".into(), &1.into(), &1.into())
+    );
+    // The one cell is the mean and the worst.
+    let comparison = &results["comparisons"][0]["metrics"]["ttft_ms.mean"]["ratio"];
+    let mean = &score["ttft_ms_mean"];
+    let near =
+        |value: &Value| (value.as_f64().unwrap() - comparison.as_f64().unwrap()).abs() < 1e-9;
+    assert!(near(&mean["geo"]) && near(&mean["worst"]), "{score}");
+    assert_eq!(mean["worst_cell"], "cold-burst/knee/2");
+    assert!(score["vs_best"]["ttft_ms_p99"].is_number(), "{score}");
+    assert!(score.get("condition").is_none(), "{score}");
+}
+
+#[test]
+fn a_stress_suite_has_a_board_for_each_condition_and_goes_on_where_it_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let stress = [
+        "suite",
+        "stress",
+        "--quick",
+        "--engine",
+        "fixed",
+        "--conditions",
+        "priors-low,slow-worker,priors-low",
+        "--policies",
+        "regime-aware",
+        "--seeds",
+        "1",
+        "--size",
+        "0.02",
+        "--out",
+        folder.path().to_str().unwrap(),
+    ];
+    let table = ok(&stress);
+    let board = |name| table.find(&format!("{name}, 2 cells, seeds: 1"));
+    assert!(board("priors-low").unwrap() < board("slow-worker").unwrap());
+    let once = results(folder.path());
+    // 2 conditions, 2 workloads, 2 policies.
+    let runs = once["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 8);
+    for run in runs {
+        let slow = run["condition"] == "slow-worker";
+        assert_eq!(run["load"], "knee");
+        assert_eq!(run["settings"].get("slowdowns").is_some(), slow, "{run}");
+    }
+    let boards: Vec<_> = once["scoreboard"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|score| (&score["condition"], &score["policy"]))
+        .collect();
+    assert_eq!(
+        boards,
+        [
+            (&"priors-low".into(), &"regime-aware".into()),
+            (&"slow-worker".into(), &"regime-aware".into())
+        ]
+    );
+    let again = lab(&stress);
+    // Twice two searches of ten runs, and the eight.
+    let said = String::from_utf8(again.stderr).unwrap();
+    assert!(said.contains("going on after 48 finished runs"), "{said}");
+    assert_eq!(results(folder.path()), once);
 }
 
 #[test]

@@ -244,7 +244,7 @@ fn crowded(blocks: usize, backend: &str, topology: &str) -> Result<Metrics, Stri
     let experiment = experiment("default", templates(2, 2, &[40]), engine, topology, 1);
     let run = experiment.run(&Catalog::default());
     run.map(|run| run.metrics)
-        .map_err(|error| error.to_string())
+        .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
 #[test]

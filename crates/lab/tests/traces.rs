@@ -264,7 +264,7 @@ fn a_file_of_no_known_format_names_the_formats() {
 fn a_file_that_is_not_there_is_named() {
     let error = Trace::read(Path::new("no/such.jsonl"), &ReadOptions::default()).unwrap_err();
     assert!(
-        error.to_string().starts_with("cannot read no/such.jsonl: "),
+        error.to_string().starts_with("cannot read no/such.jsonl"),
         "{error}"
     );
 }

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
 use crate::engines::{DEFAULT_ENGINE, Engine};
-use crate::experiments::{Cell, Runner, search};
+use crate::experiments::{Cell, Runner, runs_of_searches, search};
 use crate::metrics::Slo;
 use crate::policies::{Catalog, Policy};
 use crate::run::{Load, LoadLevel, Settings};
@@ -142,11 +142,22 @@ pub(super) struct LoadArgs {
     requests: Option<usize>,
 }
 
+/// A load by its name.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Level {
+pub(super) enum Level {
     Light,
     Knee,
     Saturated,
+}
+
+impl Level {
+    pub(super) const fn load(self) -> LoadLevel {
+        match self {
+            Self::Light => LoadLevel::Light,
+            Self::Knee => LoadLevel::Knee,
+            Self::Saturated => LoadLevel::Saturated,
+        }
+    }
 }
 
 impl LoadArgs {
@@ -173,11 +184,7 @@ impl LoadArgs {
         runner: &Runner<'_>,
     ) -> anyhow::Result<(OfferedLoad, Load)> {
         if let Some(level) = self.load {
-            let level = match level {
-                Level::Light => LoadLevel::Light,
-                Level::Knee => LoadLevel::Knee,
-                Level::Saturated => LoadLevel::Saturated,
-            };
+            let level = level.load();
             return Ok((search(cell, runner)?.at(level), Load::Level(level)));
         }
         let offered = match (self.rate, self.concurrency) {
@@ -186,6 +193,11 @@ impl LoadArgs {
             (None, None) => cell.source.default_scale().load,
         };
         Ok((offered, Load::Number(offered.number())))
+    }
+
+    /// Runs that finding the loads of so many cells takes at most.
+    pub(super) fn searches(&self, cells: usize) -> usize {
+        self.load.map_or(0, |_| runs_of_searches(cells))
     }
 
     pub(super) const fn requests(&self) -> Option<usize> {

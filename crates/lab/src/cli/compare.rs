@@ -81,16 +81,20 @@ pub(super) fn main(
             )
         }));
     }
-    let bar = progress::bar(output, cells.len() * seeds.len() * policies.len());
-    let searcher = Runner {
+    let searches = args.scenario.load.searches(cells.len());
+    let bar = progress::bar(
+        output,
+        searches + cells.len() * seeds.len() * policies.len(),
+    );
+    let runner = Runner {
         catalog,
         threads: output.threads(),
         journal: None,
-        finished: &|| {},
+        finished: &|| bar.inc(1),
     };
     let mut trials: Vec<Trial> = Vec::new();
     for cell in &cells {
-        let (offered, load) = args.scenario.load.offered(cell, &searcher)?;
+        let (offered, load) = args.scenario.load.offered(cell, &runner)?;
         for seed in &seeds {
             trials.extend(
                 policies
@@ -99,10 +103,7 @@ pub(super) fn main(
             );
         }
     }
-    let runner = Runner {
-        finished: &|| bar.inc(1),
-        ..searcher
-    };
+    bar.set_length(bar.position() + trials.len() as u64);
     let (runs, code) = output::sort_out(&trials, runner.run(&trials));
     bar.finish_and_clear();
     let mut results = Results::new(output::provenance(), runs);

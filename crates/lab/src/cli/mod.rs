@@ -49,7 +49,7 @@ enum Command {
     Replay(replay::Args),
     /// Compare policies on the same arrivals, seed by seed
     Compare(compare::Args),
-    /// Run a scoreboard over workloads, loads and pools
+    /// Run a scoreboard over workloads, loads, pools and conditions
     #[command(subcommand)]
     Suite(suite::Args),
     /// Try a grid of policy parameters
@@ -72,7 +72,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
     let done = match command {
         Command::Replay(args) => replay::main(&args, &output, catalog),
         Command::Compare(args) => compare::main(&args, &output, catalog),
-        Command::Suite(suite::Args::Standard(args)) => suite::main(&args, &output, catalog),
+        Command::Suite(args) => suite::main(&args, &output, catalog),
         Command::Sweep(args) => sweep::main(&args, &output, catalog),
         Command::Policies => list::policies(&output, catalog),
         Command::Workloads => list::workloads(&output),

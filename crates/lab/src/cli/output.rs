@@ -92,9 +92,10 @@ pub(super) fn sort_out(
         match result {
             Ok(run) => runs.push(run),
             Err(error) => failures.push(format!(
-                "{} on {}: {error}",
+                "{} on {}: {:#}",
                 trial.policy.label(),
-                trial.source.name()
+                trial.source.name(),
+                anyhow::Error::new(error)
             )),
         }
     }
@@ -118,7 +119,10 @@ pub(super) fn details<'a>(
     trials
         .map(|trial| {
             let (experiment, run) = trial.run(catalog)?;
-            Ok(RunDetail::from_run(&experiment, &run))
+            Ok(RunDetail {
+                condition: trial.condition.map(|it| it.to_string()),
+                ..RunDetail::from_run(&experiment, &run)
+            })
         })
         .collect()
 }

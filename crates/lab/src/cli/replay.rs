@@ -37,12 +37,12 @@ pub(super) fn main(
 ) -> anyhow::Result<ExitCode> {
     let policy = Policy::named(&args.policy, catalog)?;
     let cell = args.scenario.cell(&args.workload, args.topology)?;
-    let bar = progress::bar(output, 1);
+    let bar = progress::bar(output, args.scenario.load.searches(1) + 1);
     let runner = Runner {
         catalog,
         threads: output.threads(),
         journal: None,
-        finished: &|| {},
+        finished: &|| bar.inc(1),
     };
     let (offered, load) = args.scenario.load.offered(&cell, &runner)?;
     let trial = cell.trial(policy, offered, load, args.seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `regime-lab suite standard`: the scoreboard.
+//! `regime-lab suite standard` and `regime-lab suite stress`: the scoreboards.
 //!
 //! With `--out` each finished run is noted at once. The same command goes on where it was interrupted.
 
@@ -11,19 +11,20 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 
-use super::args::{FleetArgs, OutputArgs, policies, seeds};
+use super::args::{FleetArgs, Level, OutputArgs, policies, seeds};
 use super::{output, progress, tables};
-use crate::experiments::{Journal, Runner, Suite, compare, standard_policies};
-use crate::policies::Catalog;
+use crate::experiments::{
+    Condition, Journal, Part, Runner, Suite, compare, scoreboard, standard_policies,
+};
+use crate::policies::{Catalog, Policy};
 use crate::results::Results;
-use crate::run::{Load, LoadLevel};
 use crate::topology::Topology;
 use crate::traces::{ReadOptions, TraceError};
 use crate::workloads::{Generator, SourceError, WorkloadSource};
 
 const BASELINE: &str = "default";
 
-/// Policies, workloads and pools of the quick suite.
+/// Policies of the quick standard suite and of the stress suite.
 const QUICK_POLICIES: [&str; 5] = [
     BASELINE,
     "dynamo-two-tier-cost-fn",
@@ -40,35 +41,66 @@ const QUICK_WORKLOADS: [Generator; 4] = [
 const QUICK_TOPOLOGIES: [&str; 2] = ["4", "2P3D"];
 const TOPOLOGIES: [&str; 4] = ["4", "8", "32", "2P3D"];
 
+/// Workloads of each condition in the quick stress suite, on the first of its pools.
+const QUICK_STRESS: usize = 2;
+
 #[derive(Debug, Subcommand)]
 pub(super) enum Args {
     /// Every workload at light, knee and saturated load on pools of 4, 8, 32 and 2P3D
     Standard(StandardArgs),
+    /// Policies where something is wrong with the fleet, or with what they take it for
+    Stress(StressArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct StandardArgs {
-    /// Fewer workloads, pools, policies and requests: under two minutes on two cores
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: SuiteArgs,
     /// Add every trace in this folder
     #[arg(long, value_name = "DIR")]
     traces: Option<PathBuf>,
-    /// Number of seeds
-    #[arg(long, value_name = "N", default_value = "3")]
-    seeds: NonZeroUsize,
-    /// First seed
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
-    /// Policies, each compared with default; absent: all
-    #[arg(long, value_name = "P,P,…", value_delimiter = ',')]
-    policies: Vec<String>,
     /// Workloads; absent: all
     #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
     workloads: Vec<String>,
     /// Pools; absent: 4, 8, 32 and 2P3D
     #[arg(long = "topology", value_name = "T,T,…", value_delimiter = ',')]
     topologies: Vec<Topology>,
+    /// Loads; absent: all three
+    #[arg(
+        long,
+        value_name = "L,L,…",
+        value_delimiter = ',',
+        default_values = ["light", "knee", "saturated"],
+        hide_default_value = true
+    )]
+    loads: Vec<Level>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct StressArgs {
+    #[command(flatten)]
+    common: SuiteArgs,
+    /// Conditions: late-events, priors-high, priors-low, slow-worker, large-pools; absent: all
+    #[arg(long, value_name = "C,C,…", value_delimiter = ',')]
+    conditions: Vec<Condition>,
+}
+
+/// What both suites have.
+#[derive(Debug, clap::Args)]
+struct SuiteArgs {
+    /// Fewer workloads and pools, and of the standard suite fewer policies: a few minutes on two cores
+    #[arg(long)]
+    quick: bool,
+    /// Number of seeds
+    #[arg(long, value_name = "N", default_value = "3")]
+    seeds: NonZeroUsize,
+    /// First seed
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Policies, each compared with default; absent: all in the standard suite, five in the other and
+    /// where it is quick
+    #[arg(long, value_name = "P,P,…", value_delimiter = ',')]
+    policies: Vec<String>,
     /// Requests of each run as a share of the standard number
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = size)]
     size: f64,
@@ -80,15 +112,24 @@ pub(super) struct StandardArgs {
 }
 
 pub(super) fn main(
-    args: &StandardArgs,
+    args: &Args,
     output: &OutputArgs,
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
-    let suite = args.suite(catalog)?;
+    let (common, parts) = match args {
+        Args::Standard(args) => (&args.common, vec![args.part(catalog)?]),
+        Args::Stress(args) => (&args.common, args.parts(catalog)?),
+    };
+    let suite = Suite {
+        parts,
+        engine: common.fleet.engine()?,
+        seeds: seeds(common.seed, common.seeds),
+        size: common.size,
+    };
     let journal = output
         .out
         .as_deref()
-        .map(|folder| Journal::open(folder, args.fresh))
+        .map(|folder| Journal::open(folder, common.fresh))
         .transpose()?;
     if let Some(finished) = journal.as_ref().map(Journal::finished).filter(|it| *it > 0) {
         output::say(&format!(
@@ -108,7 +149,8 @@ pub(super) fn main(
         levels.push(match found {
             Ok(levels) => Some(levels),
             Err(error) => {
-                bar.suspend(|| output::say(&error.to_string()));
+                let whole = anyhow::Error::new(error);
+                bar.suspend(|| output::say(&format!("{whole:#}")));
                 code = ExitCode::FAILURE;
                 None
             }
@@ -123,35 +165,30 @@ pub(super) fn main(
     }
     let mut results = Results::new(output::provenance(), runs);
     results.comparisons = compare(&results.runs, BASELINE);
-    // A page of every cell would be too long to read: one plotted cell for each workload.
-    let plotted = trials.iter().filter(|trial| {
-        trial.load == Load::Level(LoadLevel::Knee)
-            && trial.scale.seed == args.seed
-            && suite.topologies.first() == Some(&trial.topology)
-    });
+    results.scoreboard = scoreboard(&results.runs, BASELINE);
+    let plotted = trials.iter().filter(|trial| suite.plots(trial));
     output::finish(
         output,
         &results,
         || output::details(plotted, catalog),
-        || tables::scoreboard(&results.comparisons, BASELINE),
+        || tables::scoreboard(&results, BASELINE),
     )?;
     Ok(code)
 }
 
 impl StandardArgs {
-    fn suite(&self, catalog: &Catalog) -> anyhow::Result<Suite> {
-        let mut names = vec![BASELINE.to_owned()];
-        names.extend(if !self.policies.is_empty() {
-            self.policies.clone()
-        } else if self.quick {
-            QUICK_POLICIES.map(str::to_owned).to_vec()
-        } else {
-            standard_policies(catalog)?
-        });
+    fn part(&self, catalog: &Catalog) -> anyhow::Result<Part> {
+        let quick = self.common.quick;
+        let policies = self.common.policies(catalog, || {
+            if quick {
+                return Ok(QUICK_POLICIES.map(str::to_owned).to_vec());
+            }
+            Ok(standard_policies(catalog)?)
+        })?;
         let mut sources: Vec<WorkloadSource> = if !self.workloads.is_empty() {
             let open = |name: &String| WorkloadSource::open(name, &ReadOptions::default());
             self.workloads.iter().map(open).collect::<Result<_, _>>()?
-        } else if self.quick {
+        } else if quick {
             QUICK_WORKLOADS.map(WorkloadSource::Generated).to_vec()
         } else {
             Generator::ALL.map(WorkloadSource::Generated).to_vec()
@@ -159,7 +196,7 @@ impl StandardArgs {
         if let Some(folder) = &self.traces {
             sources.extend(traces(folder)?);
         }
-        let standard: &[&str] = if self.quick {
+        let standard: &[&str] = if quick {
             &QUICK_TOPOLOGIES
         } else {
             &TOPOLOGIES
@@ -172,16 +209,72 @@ impl StandardArgs {
         } else {
             self.topologies.clone()
         };
-        Ok(Suite {
-            policies: policies(&names, catalog)?,
+        let settings = self.common.fleet.settings();
+        Ok(Part {
+            condition: None,
+            policies,
             sources,
             topologies,
-            engine: self.fleet.engine()?,
-            seeds: seeds(self.seed, self.seeds),
-            size: self.size,
-            settings: self.fleet.settings(),
+            loads: distinct(self.loads.iter().map(|level| level.load())),
+            searched: settings.clone(),
+            settings,
         })
     }
+}
+
+impl StressArgs {
+    fn parts(&self, catalog: &Catalog) -> anyhow::Result<Vec<Part>> {
+        let quick = QUICK_POLICIES.map(str::to_owned).to_vec();
+        let policies = self.common.policies(catalog, || Ok(quick))?;
+        let settings = self.common.fleet.settings();
+        let conditions = if self.conditions.is_empty() {
+            Condition::ALL.to_vec()
+        } else {
+            distinct(self.conditions.iter().copied())
+        };
+        let is_file = |policy: &Policy| Path::new(policy.label()).is_file();
+        if policies.iter().any(is_file) && conditions.iter().any(|it| it.changes_policies()) {
+            output::say("priors are changed of the named policy regime-aware, not of policy files");
+        }
+        let mut parts = Vec::new();
+        for condition in conditions {
+            let mut part = condition.part(&policies, &settings)?;
+            if self.common.quick {
+                part.sources.truncate(QUICK_STRESS);
+                part.topologies.truncate(1);
+            }
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+}
+
+impl SuiteArgs {
+    /// The baseline, and the policies named or else those that are `usual`.
+    fn policies(
+        &self,
+        catalog: &Catalog,
+        usual: impl FnOnce() -> anyhow::Result<Vec<String>>,
+    ) -> anyhow::Result<Vec<Policy>> {
+        let mut names = vec![BASELINE.to_owned()];
+        if self.policies.is_empty() {
+            names.extend(usual()?);
+        } else {
+            names.extend(self.policies.clone());
+        }
+        policies(&names, catalog)
+    }
+}
+
+/// Each once, in the order given.
+fn distinct<T: PartialEq>(given: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for one in given {
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    }
+    distinct
 }
 
 /// Every trace in `folder`, in the order of names; files that are none are passed over.

@@ -45,14 +45,15 @@ pub(super) fn main(
     let policies = grid(&args.policy, &args.axes, catalog)?;
     let cell = args.scenario.cell(&args.workload, args.topology)?;
     let seeds = seeds(args.seed, args.seeds);
-    let bar = progress::bar(output, seeds.len() * policies.len());
-    let searcher = Runner {
+    let searches = args.scenario.load.searches(1);
+    let bar = progress::bar(output, searches + seeds.len() * policies.len());
+    let runner = Runner {
         catalog,
         threads: output.threads(),
         journal: None,
-        finished: &|| {},
+        finished: &|| bar.inc(1),
     };
-    let (offered, load) = args.scenario.load.offered(&cell, &searcher)?;
+    let (offered, load) = args.scenario.load.offered(&cell, &runner)?;
     let trials: Vec<Trial> = seeds
         .iter()
         .flat_map(|seed| {
@@ -61,10 +62,7 @@ pub(super) fn main(
                 .map(|policy| cell.trial(policy.clone(), offered, load, *seed))
         })
         .collect();
-    let runner = Runner {
-        finished: &|| bar.inc(1),
-        ..searcher
-    };
+    bar.set_length(bar.position() + trials.len() as u64);
     let (mut runs, code) = output::sort_out(&trials, runner.run(&trials));
     bar.finish_and_clear();
     let points = mark_pareto(&mut runs);

@@ -5,9 +5,11 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
-use crate::experiments::{Comparison, Overall, ParetoPoint, Verdict, overall};
+use crate::experiments::{
+    Comparison, Overall, P99_MATTERS_MS, ParetoPoint, Score, Standing, Verdict, VsBest, overall,
+};
 use crate::metrics::Distribution;
-use crate::results::RunEntry;
+use crate::results::{Results, RunEntry};
 use crate::run::Load;
 
 /// Metrics that comparisons show, with their headings.
@@ -18,6 +20,9 @@ const SHOWN: [(&str, &str); 5] = [
     ("requests_per_s", "requests/s"),
     ("goodput", "goodput"),
 ];
+
+/// With so many policies a scoreboard shows them workload by workload.
+const FEW_POLICIES: usize = 2;
 
 /// An empty table; columns from the second on are numbers where `numbers`.
 pub(super) fn table(head: &[&str], numbers: bool) -> Table {
@@ -164,34 +169,166 @@ pub(super) fn comparisons(comparisons: &[Comparison]) -> String {
     text + "Seeds are won and lost on mean TTFT. Every number is simulated."
 }
 
-/// Each policy over the cells of each load, and over all of them.
-pub(super) fn scoreboard(comparisons: &[Comparison], baseline: &str) -> String {
+/// Each policy over the cells of each load and over all of them, condition by condition.
+pub(super) fn scoreboard(results: &Results, baseline: &str) -> String {
+    let mut text = String::new();
+    let mut by_load = false;
+    let mut conditions: Vec<&Option<String>> = Vec::new();
+    for comparison in &results.comparisons {
+        if !conditions.contains(&&comparison.condition) {
+            conditions.push(&comparison.condition);
+        }
+    }
+    for condition in conditions {
+        let comparisons: Vec<_> = results
+            .comparisons
+            .iter()
+            .filter(|it| it.condition == *condition)
+            .cloned()
+            .collect();
+        let scores: Vec<_> = results
+            .scoreboard
+            .iter()
+            .filter(|it| it.condition == *condition)
+            .collect();
+        let loads = overall_by_load(&comparisons);
+        let name = match condition {
+            Some(condition) => condition.as_str(),
+            None if loads.len() > 1 => "all loads",
+            None => "all cells",
+        };
+        // One load is the whole board.
+        if loads.len() > 1 {
+            by_load = true;
+            for (at, overall) in &loads {
+                text += &overall_table(&format!("load {}", load(*at)), overall);
+            }
+        }
+        text += &scores_table(name, &scores);
+        if scores.len() <= FEW_POLICIES {
+            text += &families_table(&scores);
+        }
+    }
+    let mut notes: Vec<&String> = results
+        .comparisons
+        .iter()
+        .flat_map(|it| &it.notes)
+        .collect();
+    notes.sort();
+    notes.dedup();
+    for note in notes {
+        text += &format!("  {note}\n");
+    }
+    text += &format!(
+        "Geometric mean over the cells of the ratio to {baseline}, and the worst cell; a P99 is worst where it is more \
+         than {P99_MATTERS_MS} ms worse. vs best: to the best other policy of each run.\n"
+    );
+    if by_load {
+        text += "By load, in how many cells the policy is better (+) and worse (−) at 95 % confidence.\n";
+    }
+    let zeros = |it: &Score| it.goodput_from_zero + it.goodput_to_zero > 0;
+    if results.scoreboard.iter().any(zeros) {
+        text += "Behind goodput, in how many runs only the policy (+) or only the baseline (−) has any.\n";
+    }
+    text + "Every number is simulated. Each cell is in results.json."
+}
+
+fn overall_by_load(comparisons: &[Comparison]) -> Vec<(Option<Load>, Vec<Overall>)> {
     let mut loads: Vec<Option<Load>> = Vec::new();
     for comparison in comparisons {
         if !loads.contains(&comparison.load) {
             loads.push(comparison.load);
         }
     }
-    let mut text = String::new();
-    for at in loads {
+    let at = |load: Option<Load>| {
         let cells: Vec<_> = comparisons
             .iter()
-            .filter(|it| it.load == at)
+            .filter(|it| it.load == load)
             .cloned()
             .collect();
-        text += &overall_table(&format!("load {}", load(at)), &overall(&cells));
+        (load, overall(&cells))
+    };
+    loads.into_iter().map(at).collect()
+}
+
+fn scores_table(name: &str, scores: &[&Score]) -> String {
+    let head = [
+        "policy",
+        "cells",
+        "TTFT mean",
+        "TTFT P99",
+        "worst mean",
+        "worst P99",
+        "requests/s, worst",
+        "goodput, worst",
+        "mean, P99 vs best",
+    ];
+    let mut lines = table(&head, true);
+    for score in scores {
+        let geo = |standing: &Option<Standing>| ratio(standing.as_ref().map(|it| it.geo));
+        let worst = |standing: &Option<Standing>| {
+            ratio(standing.as_ref().and_then(|standing| standing.worst))
+        };
+        let worst_cell = |standing: &Option<Standing>| {
+            let cell = standing.as_ref().and_then(|it| it.worst_cell.as_deref());
+            cell.map_or("-".into(), |cell| format!("{} {cell}", worst(standing)))
+        };
+        let zeros = match (score.goodput_from_zero, score.goodput_to_zero) {
+            (0, 0) => String::new(),
+            (from, to) => format!(" (+{from} −{to})"),
+        };
+        let (mean, p99) = (&score.ttft_ms_mean, &score.ttft_ms_p99);
+        let (rate, goodput) = (&score.requests_per_s, &score.goodput);
+        let best = |of: fn(&VsBest) -> f64| ratio(score.vs_best.as_ref().map(of));
+        lines.add_row([
+            score.policy.clone(),
+            score.cells.to_string(),
+            geo(mean),
+            geo(p99),
+            worst_cell(mean),
+            worst_cell(p99),
+            format!("{}, {}", geo(rate), worst(rate)),
+            format!("{}, {}{zeros}", geo(goodput), worst(goodput)),
+            format!(
+                "{}, {}",
+                best(|it| it.ttft_ms_mean),
+                best(|it| it.ttft_ms_p99)
+            ),
+        ]);
     }
-    text += &overall_table("all loads", &overall(comparisons));
-    let mut notes: Vec<&String> = comparisons.iter().flat_map(|it| &it.notes).collect();
-    notes.sort();
-    notes.dedup();
-    for note in notes {
-        text += &format!("  {note}\n");
+    let cells = scores.iter().map(|it| it.cells).max().unwrap_or(0);
+    let seeds = scores.iter().map(|it| it.seeds).max().unwrap_or(0);
+    format!("{name}, {cells} cells, seeds: {seeds}\n{lines}\n")
+}
+
+fn families_table(scores: &[&Score]) -> String {
+    let heads: Vec<String> = scores
+        .iter()
+        .flat_map(|it| [format!("{} mean", it.policy), format!("{} P99", it.policy)])
+        .collect();
+    let mut head = vec!["workload", "cells"];
+    head.extend(heads.iter().map(String::as_str));
+    let mut lines = table(&head, true);
+    let Some(first) = scores.first() else {
+        return String::new();
+    };
+    for family in &first.families {
+        let mut cells = vec![family.workload.clone(), family.cells.to_string()];
+        for score in scores {
+            let own = score
+                .families
+                .iter()
+                .find(|it| it.workload == family.workload);
+            cells.push(ratio(own.and_then(|it| it.ttft_ms_mean)));
+            cells.push(ratio(own.and_then(|it| it.ttft_ms_p99)));
+        }
+        lines.add_row(cells);
     }
-    text + &format!(
-        "Geometric mean over the cells of the ratio to {baseline}; in brackets in how many cells the policy is \
-         better (+) and worse (−) at 95 % confidence.\nEvery number is simulated. Each cell is in results.json."
-    )
+    format!("{lines}\n")
+}
+
+fn ratio(value: Option<f64>) -> String {
+    value.map_or("-".into(), |value| decimals(value, 3))
 }
 
 fn overall_table(name: &str, overall: &[Overall]) -> String {
@@ -234,6 +371,7 @@ pub(super) fn pareto(points: &[ParetoPoint]) -> String {
 fn same_cell(a: &Comparison, b: &Comparison) -> bool {
     let key = |it: &Comparison| {
         (
+            it.condition.clone(),
             it.workload.clone(),
             load(it.load),
             it.topology.clone(),

@@ -44,7 +44,8 @@ pub(super) fn check(args: &CheckArgs, output: &OutputArgs) -> anyhow::Result<Exi
             if output.json {
                 output::print(&serde_json::to_string_pretty(&faults)?);
             } else {
-                output::say(&format!("{} faults\n{faults}", faults.total));
+                let faulty = if faults.total == 1 { "fault" } else { "faults" };
+                output::say(&format!("{} {faulty}\n{faults}", faults.total));
             }
             Ok(ExitCode::FAILURE)
         }

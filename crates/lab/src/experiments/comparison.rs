@@ -2,9 +2,9 @@
 
 //! Policies against a baseline, seed by seed, and what may be claimed from it.
 //!
-//! A cell is one workload at one load on one topology. In it each policy is paired with the baseline by
-//! seed, that is on the same arrivals. A winner is claimed only where the 95 % interval of the ratio
-//! leaves out 1; never from a single seed, from a P99 of fewer than 100 samples, or without contention.
+//! In each cell every policy is paired with the baseline by seed. A winner is claimed only where the 95 %
+//! interval of the ratio leaves out 1; never from a single seed, from a P99 of fewer than 100 samples, or
+//! without contention.
 //! A run that completes nothing has no latency to be proud of: it is named and not ranked (field
 //! report BR-19).
 //!
@@ -14,16 +14,17 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::statistics::Ratio;
+use super::pairing::{CellRuns, cells};
+use super::statistics::{Ratio, geometric_mean};
 use crate::metrics::Metrics;
 use crate::results::RunEntry;
 use crate::run::Load;
 
 /// Something to compare.
-struct Measure {
+pub(super) struct Measure {
     name: &'static str,
-    less_is_better: bool,
-    of: fn(&Metrics) -> Option<f64>,
+    pub(super) less_is_better: bool,
+    pub(super) of: fn(&Metrics) -> Option<f64>,
 }
 
 impl Measure {
@@ -44,16 +45,20 @@ impl Measure {
     }
 }
 
+pub(super) const TTFT_MEAN: Measure = Measure::less("ttft_ms.mean", |m| Some(m.ttft_ms?.mean));
+pub(super) const TTFT_P99: Measure = Measure::less("ttft_ms.p99", |m| Some(m.ttft_ms?.p99));
+pub(super) const REQUESTS_PER_S: Measure = Measure::more("requests_per_s", |m| m.requests_per_s);
+pub(super) const GOODPUT: Measure = Measure::more("goodput", |m| m.goodput);
+
 const MEASURES: [Measure; 7] = [
-    Measure::less("ttft_ms.mean", |m| Some(m.ttft_ms?.mean)),
+    TTFT_MEAN,
     Measure::less("ttft_ms.p50", |m| Some(m.ttft_ms?.p50)),
-    Measure::less(TTFT_P99, |m| Some(m.ttft_ms?.p99)),
+    TTFT_P99,
     Measure::less("itl_ms.mean", |m| Some(m.itl_ms?.mean)),
     Measure::less("e2e_ms.mean", |m| Some(m.e2e_ms?.mean)),
-    Measure::more("requests_per_s", |m| m.requests_per_s),
-    Measure::more("goodput", |m| m.goodput),
+    REQUESTS_PER_S,
+    GOODPUT,
 ];
-const TTFT_P99: &str = "ttft_ms.p99";
 
 /// One policy against the baseline in one cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,6 +67,9 @@ pub struct Comparison {
     pub policy: String,
     /// What it is compared with.
     pub baseline: String,
+    /// Condition of the cell, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
     /// Workload of the cell.
     pub workload: String,
     /// Load of the cell.
@@ -165,63 +173,34 @@ const NO_CONTENTION: &str = "no contention, policies not distinguishable";
 /// baseline gives nothing.
 #[must_use]
 pub fn compare(runs: &[RunEntry], baseline: &str) -> Vec<Comparison> {
-    let mut cells: Vec<(CellKey, Vec<&RunEntry>)> = Vec::new();
-    for run in runs {
-        let key = cell_key(run);
-        match cells.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, runs)) => runs.push(run),
-            None => cells.push((key, vec![run])),
-        }
-    }
-    cells
+    cells(runs)
         .iter()
-        .flat_map(|(_, runs)| compare_cell(runs, baseline))
+        .flat_map(|cell| compare_cell(cell, baseline))
         .collect()
 }
 
-type CellKey = (String, String, String, String);
-
-fn cell_key(run: &RunEntry) -> CellKey {
-    (
-        run.workload.clone(),
-        serde_json::to_string(&run.load).unwrap_or_default(),
-        run.topology.clone(),
-        run.engine.clone(),
-    )
-}
-
-fn compare_cell(runs: &[&RunEntry], baseline: &str) -> Vec<Comparison> {
-    let contention = runs.iter().any(|run| run.metrics.peak_in_flight > 1);
-    let of = |policy: &str| -> BTreeMap<u64, &RunEntry> {
-        let mine = runs.iter().filter(|run| run.policy == policy);
-        mine.map(|run| (run.seed, *run)).collect()
-    };
-    let base = of(baseline);
-    if base.is_empty() {
+fn compare_cell(cell: &CellRuns<'_>, baseline: &str) -> Vec<Comparison> {
+    if cell.of(baseline).is_empty() {
         return Vec::new();
     }
-    let mut policies: Vec<&str> = Vec::new();
-    for run in runs {
-        if run.policy != baseline && !policies.contains(&run.policy.as_str()) {
-            policies.push(&run.policy);
-        }
-    }
-    policies
+    let contention = cell.runs().iter().any(|run| run.metrics.peak_in_flight > 1);
+    cell.policies_but(baseline)
         .into_iter()
         .map(|policy| {
-            let mine = of(policy);
-            let pairs: Vec<(&Metrics, &Metrics)> = mine
-                .iter()
-                .filter_map(|(seed, run)| Some((&run.metrics, &base.get(seed)?.metrics)))
+            let pairs: Vec<(&Metrics, &Metrics)> = cell
+                .pairs(policy, baseline)
+                .into_iter()
+                .map(|(mine, base)| (&mine.metrics, &base.metrics))
                 .collect();
-            let cell = runs[0];
+            let first = cell.first;
             Comparison {
                 policy: policy.to_owned(),
                 baseline: baseline.to_owned(),
-                workload: cell.workload.clone(),
-                load: cell.load,
-                topology: cell.topology.clone(),
-                engine: cell.engine.clone(),
+                condition: first.condition.clone(),
+                workload: first.workload.clone(),
+                load: first.load,
+                topology: first.topology.clone(),
+                engine: first.engine.clone(),
                 metrics: measure(&pairs, contention),
                 notes: notes(policy, baseline, &pairs, contention),
             }
@@ -248,7 +227,7 @@ fn measure(pairs: &[(&Metrics, &Metrics)], contention: bool) -> BTreeMap<String,
         let Some(ratio) = Ratio::of(&values) else {
             continue;
         };
-        let few = name == TTFT_P99 && ranked.iter().any(|(mine, base)| few(mine) || few(base));
+        let few = name == TTFT_P99.name && ranked.iter().any(|(mine, base)| few(mine) || few(base));
         let less = values.iter().filter(|(mine, base)| mine < base).count() as u64;
         let more = values.iter().filter(|(mine, base)| mine > base).count() as u64;
         let (wins, losses) = if less_is_better {
@@ -355,13 +334,9 @@ pub fn overall(comparisons: &[Comparison]) -> Vec<Overall> {
                     .iter()
                     .filter_map(|cell| cell.metrics.get(*name))
                     .collect();
-                if measured.is_empty() {
-                    return None;
-                }
-                let logs: f64 = measured.iter().map(|it| it.ratio.ratio.ln()).sum();
+                let mean = geometric_mean(measured.iter().map(|it| it.ratio.ratio))?;
                 let count =
                     |verdict| measured.iter().filter(|it| it.verdict == verdict).count() as u64;
-                let mean = (logs / measured.len() as f64).exp();
                 Some((
                     (*name).to_owned(),
                     (mean, count(Verdict::Better), count(Verdict::Worse)),
@@ -386,6 +361,7 @@ mod tests {
     fn run(policy: &str, seed: u64, ttft_ms: f64) -> RunEntry {
         RunEntry {
             policy: policy.into(),
+            condition: None,
             workload: "w".into(),
             load: Some(Load::Level(LoadLevel::Knee)),
             topology: "4".into(),

@@ -136,6 +136,7 @@ mod tests {
     fn entry(seed: u64) -> RunEntry {
         RunEntry {
             policy: "p".into(),
+            condition: None,
             workload: "w".into(),
             load: None,
             topology: "4".into(),

@@ -75,7 +75,7 @@ pub enum SearchError {
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// A try that could not be run.
-    #[error("load search of {workload} on {topology}: {source}")]
+    #[error("load search of {workload} on {topology}")]
     Trial {
         /// The workload.
         workload: String,
@@ -115,6 +115,7 @@ impl Cell {
         let default = self.source.default_scale();
         Trial {
             policy,
+            condition: None,
             source: self.source.clone(),
             scale: Scale {
                 requests: self.requests,

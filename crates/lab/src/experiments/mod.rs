@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Experiments of many runs: comparisons, load searches, the standard suite, and sweeps of parameters.
+//! Experiments of many runs: comparisons, load searches, suites, and sweeps of parameters.
 //!
 //! All of them are lists of [`Trial`]s that a [`Runner`] works through. Which policies, loads and seeds a
 //! list holds is decided beforehand and by simulation alone, so that neither threads nor interruptions
 //! change what comes out.
 
 mod comparison;
+mod condition;
 mod journal;
 mod load_search;
+mod pairing;
+mod scoreboard;
 mod statistics;
 mod suite;
 mod sweep;
 mod trial;
 
 pub use comparison::{Comparison, Measured, Overall, Verdict, compare, overall};
+pub use condition::{Condition, ConditionError};
 pub use journal::{JOURNAL, Journal};
-pub use load_search::{Cell, Levels, SearchError, search, searches};
+pub use load_search::{Cell, Levels, SearchError, runs_of_searches, search, searches};
+pub use scoreboard::{Family, P99_MATTERS_MS, Score, Standing, VsBest, scoreboard};
 pub use statistics::Ratio;
-pub use suite::{Suite, standard_policies, standard_requests};
+pub use suite::{Part, Suite, standard_policies, standard_requests};
 pub use sweep::{Axis, AxisError, ParetoPoint, grid, mark_pareto, pareto_front};
 pub use trial::{Runner, Trial, TrialError};

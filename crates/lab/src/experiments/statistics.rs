@@ -65,6 +65,14 @@ impl Ratio {
     }
 }
 
+/// Geometric mean of numbers above 0; `None` of none.
+pub(super) fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (logs, count) = values.fold((0.0, 0_u64), |(logs, count), value| {
+        (logs + value.ln(), count + 1)
+    });
+    (count > 0).then(|| (logs / count as f64).exp())
+}
+
 /// 97.5 % quantile of Student's t for up to ten degrees of freedom, from any table.
 const STUDENT_T: [f64; 10] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -118,6 +126,13 @@ mod tests {
     #[test]
     fn a_zero_has_no_ratio() {
         assert_eq!(Ratio::of(&[(0.0, 1.0), (1.0, 0.0)]), None);
+    }
+
+    #[test]
+    fn a_geometric_mean_multiplies() {
+        let mean = geometric_mean([2.0, 8.0].into_iter()).unwrap();
+        assert!((mean - 4.0).abs() < 1e-12);
+        assert_eq!(geometric_mean(std::iter::empty()), None);
     }
 
     #[test]

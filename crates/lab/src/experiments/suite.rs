@@ -1,38 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The standard suite: every workload at three loads on every pool, under every policy.
+//! Suites: every workload at several loads on several pools, under every policy.
 //!
 //! First the loads of each workload on each pool are [searched](super::search), then every policy runs
-//! at each of them with the same seeds.
+//! at each of them with the same seeds. A suite has parts, of which each has cells of its own: the standard
+//! suite has one, and a suite of [conditions](Condition) one for each of them. What several parts have in
+//! common is searched once.
 //!
 //! A trace is cut to as many requests, each seed another part of it, and sped up to the same loads.
 
+use super::condition::Condition;
 use super::load_search::{Cell, Levels, SearchError, runs_of_searches, searches};
-use super::trial::{Runner, Trial};
+use super::trial::{Runner, Trial, same_source};
 use crate::engines::Engine;
 use crate::policies::{Catalog, Policy, PolicyError};
 use crate::run::{Load, LoadLevel, Settings};
 use crate::topology::Topology;
 use crate::workloads::{Generator, WorkloadSource};
 
-/// The loads of the suite.
-pub const LEVELS: [LoadLevel; 3] = [LoadLevel::Light, LoadLevel::Knee, LoadLevel::Saturated];
-
 /// A suite to run.
 pub struct Suite {
-    /// Policies; each gets the same trials.
-    pub policies: Vec<Policy>,
-    /// Workloads.
-    pub sources: Vec<WorkloadSource>,
-    /// Pools.
-    pub topologies: Vec<Topology>,
+    /// What is run, in this order.
+    pub parts: Vec<Part>,
     /// What each worker runs.
     pub engine: Engine,
     /// Seeds of workload and run.
     pub seeds: Vec<u64>,
     /// Share of [`standard_requests`].
     pub size: f64,
-    /// The rest.
+}
+
+/// Every workload on every pool at every load under every policy.
+pub struct Part {
+    /// What is unusual; absent in the standard suite.
+    pub condition: Option<Condition>,
+    /// Policies; each gets the same trials.
+    pub policies: Vec<Policy>,
+    /// Workloads.
+    pub sources: Vec<WorkloadSource>,
+    /// Pools.
+    pub topologies: Vec<Topology>,
+    /// Loads.
+    pub loads: Vec<LoadLevel>,
+    /// The rest, while loads are searched.
+    pub searched: Settings,
+    /// The rest, in the runs at the loads found.
     pub settings: Settings,
 }
 
@@ -68,30 +80,35 @@ pub fn standard_policies(catalog: &Catalog) -> Result<Vec<String>, PolicyError> 
 }
 
 impl Suite {
-    /// Every workload on every pool.
+    /// The cells whose loads are searched, each once.
     #[must_use]
     pub fn cells(&self) -> Vec<Cell> {
-        let cell = |source: &WorkloadSource, topology: Topology| Cell {
-            source: source.clone(),
-            engine: self.engine.clone(),
-            topology,
-            requests: self.requests(source, topology),
-            settings: self.settings.clone(),
-        };
-        self.sources
-            .iter()
-            .flat_map(|source| self.topologies.iter().map(move |it| cell(source, *it)))
-            .collect()
+        let mut cells: Vec<Cell> = Vec::new();
+        for (part, source, topology) in self.places() {
+            let known = |cell: &Cell| is_cell(cell, part, source, topology);
+            if !cells.iter().any(known) {
+                cells.push(Cell {
+                    source: source.clone(),
+                    engine: self.engine.clone(),
+                    topology,
+                    requests: self.requests(source, topology),
+                    settings: part.searched.clone(),
+                });
+            }
+        }
+        cells
     }
 
     /// Runs in all, those of the load search included; no more than that are needed.
     #[must_use]
     pub fn runs(&self) -> usize {
-        let cells = self.sources.len() * self.topologies.len();
-        runs_of_searches(cells) + cells * LEVELS.len() * self.seeds.len() * self.policies.len()
+        let in_cells = self
+            .places()
+            .map(|(part, ..)| part.loads.len() * self.seeds.len() * part.policies.len());
+        runs_of_searches(self.cells().len()) + in_cells.sum::<usize>()
     }
 
-    /// The loads of every cell.
+    /// The loads of [every cell](Self::cells).
     ///
     /// # Errors
     /// When the reference policy cannot be built. A cell that cannot be measured has its own error.
@@ -105,21 +122,54 @@ impl Suite {
     /// The trials at the loads found, policies innermost, so that they share their workload.
     #[must_use]
     pub fn trials(&self, levels: &[Option<Levels>]) -> Vec<Trial> {
+        let found: Vec<(Cell, &Option<Levels>)> = self.cells().into_iter().zip(levels).collect();
         let mut trials = Vec::new();
-        for (cell, levels) in self.cells().iter().zip(levels) {
-            let Some(levels) = levels else {
+        for (part, source, topology) in self.places() {
+            let here = |(cell, _): &&(Cell, _)| is_cell(cell, part, source, topology);
+            let Some((cell, Some(levels))) = found.iter().find(here) else {
                 continue;
             };
-            for level in LEVELS {
+            let cell = Cell {
+                settings: part.settings.clone(),
+                ..cell.clone()
+            };
+            for level in &part.loads {
                 for seed in &self.seeds {
-                    for policy in &self.policies {
-                        let (policy, load) = (policy.clone(), Load::Level(level));
-                        trials.push(cell.trial(policy, levels.at(level), load, *seed));
+                    for policy in &part.policies {
+                        let (policy, load) = (policy.clone(), Load::Level(*level));
+                        trials.push(Trial {
+                            condition: part.condition,
+                            ..cell.trial(policy, levels.at(*level), load, *seed)
+                        });
                     }
                 }
             }
         }
         trials
+    }
+
+    /// Whether a page shows plots of the trial. Of every cell it would be too long to read: those of the
+    /// first seed, the first pool and the knee stand for each workload.
+    #[must_use]
+    pub fn plots(&self, trial: &Trial) -> bool {
+        self.seeds.first() == Some(&trial.scale.seed)
+            && self.parts.iter().any(|part| {
+                let knee = part.loads.iter().find(|load| **load == LoadLevel::Knee);
+                let load = knee.or(part.loads.first());
+                part.condition == trial.condition
+                    && part.topologies.first() == Some(&trial.topology)
+                    && load.is_some_and(|load| trial.load == Load::Level(*load))
+            })
+    }
+
+    /// Each workload on each pool, part by part.
+    fn places(&self) -> impl Iterator<Item = (&Part, &WorkloadSource, Topology)> {
+        self.parts.iter().flat_map(|part| {
+            part.sources.iter().flat_map(move |source| {
+                let pools = part.topologies.iter();
+                pools.map(move |topology| (part, source, *topology))
+            })
+        })
     }
 
     fn requests(&self, source: &WorkloadSource, topology: Topology) -> usize {
@@ -133,46 +183,139 @@ impl Suite {
     }
 }
 
+/// Whether this is where the loads of the workload on the pool are searched.
+fn is_cell(cell: &Cell, part: &Part, source: &WorkloadSource, topology: Topology) -> bool {
+    same_source(&cell.source, source) && cell.topology == topology && cell.settings == part.searched
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::workloads::OfferedLoad;
 
-    fn suite() -> Suite {
+    const LEVELS: Levels = Levels {
+        light: OfferedLoad::Rate(1.0),
+        knee: OfferedLoad::Rate(2.0),
+        saturated: OfferedLoad::Rate(3.0),
+    };
+
+    fn policies() -> Vec<Policy> {
         let catalog = Catalog::default();
+        ["default", "regime-aware"]
+            .map(|name| Policy::named(name, &catalog).unwrap())
+            .to_vec()
+    }
+
+    fn suite(parts: Vec<Part>) -> Suite {
         Suite {
-            policies: ["default", "random"]
-                .map(|name| Policy::named(name, &catalog).unwrap())
-                .to_vec(),
+            parts,
+            engine: Engine::load("fixed").unwrap(),
+            seeds: vec![3, 4, 5],
+            size: 0.1,
+        }
+    }
+
+    fn standard() -> Suite {
+        suite(vec![Part {
+            condition: None,
+            policies: policies(),
             sources: [Generator::Chat, Generator::Paper]
                 .map(WorkloadSource::Generated)
                 .to_vec(),
             topologies: vec!["1".parse().unwrap(), "1P1D".parse().unwrap()],
-            engine: Engine::load("fixed").unwrap(),
-            seeds: vec![3, 4, 5],
-            size: 0.1,
+            loads: vec![LoadLevel::Light, LoadLevel::Knee, LoadLevel::Saturated],
+            searched: Settings::default(),
             settings: Settings::default(),
-        }
+        }])
+    }
+
+    fn stress() -> Suite {
+        let part = |it: Condition| it.part(&policies(), &Settings::default()).unwrap();
+        suite(Condition::ALL.map(part).into())
+    }
+
+    fn distinct_keys(trials: &[Trial]) -> usize {
+        let keys: HashSet<String> = trials.iter().map(Trial::key).collect();
+        keys.len()
     }
 
     #[test]
     fn a_suite_has_every_cell_level_seed_and_policy_once() {
-        let levels = Levels {
-            light: OfferedLoad::Rate(1.0),
-            knee: OfferedLoad::Rate(2.0),
-            saturated: OfferedLoad::Rate(3.0),
-        };
-        let suite = suite();
-        let trials = suite.trials(&[Some(levels); 4]);
+        let suite = standard();
+        let trials = suite.trials(&[Some(LEVELS); 4]);
         // 4 cells, 3 levels, 3 seeds, 2 policies.
-        assert_eq!(trials.len(), 72);
-        let mut keys: Vec<String> = trials.iter().map(Trial::key).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        assert_eq!(keys.len(), 72);
-        assert_eq!(suite.trials(&[Some(levels), None, None, None]).len(), 18);
+        assert_eq!((trials.len(), distinct_keys(&trials)), (72, 72));
+        // A search takes 10 runs.
+        assert_eq!(suite.runs(), 4 * 10 + 72);
+        let unsearched = [Some(LEVELS), None, None, None];
+        assert_eq!(suite.trials(&unsearched).len(), 18);
         // A tenth of 1600 for four workers, and half of that for one.
         assert_eq!(trials[0].scale.requests, 80);
+    }
+
+    #[test]
+    fn conditions_share_the_searches_that_are_the_same() {
+        let suite = stress();
+        let cells = suite.cells();
+        // Late events: 6 workloads on 2 pools. Priors: decode-heavy is new. A slow worker: 5 workloads.
+        // Large pools: 4 workloads on 2 pools.
+        assert_eq!(cells.len(), 12 + 1 + 5 + 8);
+        assert!(
+            cells
+                .iter()
+                .all(|cell| cell.settings.kv_event_lag_ms == 0.0)
+        );
+        // 12 cells, twice 5, 5 and 8; 3 seeds and 2 policies at one load.
+        let runs = (12 + 10 + 5 + 8) * 6;
+        assert_eq!(suite.runs(), 26 * 10 + runs);
+        let trials = suite.trials(&vec![Some(LEVELS); 26]);
+        assert_eq!((trials.len(), distinct_keys(&trials)), (runs, runs));
+    }
+
+    #[test]
+    fn the_runs_of_a_condition_have_its_settings_at_the_loads_of_their_own_cell() {
+        let suite = stress();
+        // Each cell's knee is its number.
+        let levels: Vec<_> = (0..26)
+            .map(|number| {
+                Some(Levels {
+                    knee: OfferedLoad::Rate(f64::from(number)),
+                    ..LEVELS
+                })
+            })
+            .collect();
+        let cells = suite.cells();
+        for trial in suite.trials(&levels) {
+            let condition = trial.condition.unwrap();
+            let late = condition == Condition::LateEvents;
+            let slow = condition == Condition::SlowWorker;
+            assert_eq!(
+                trial.settings.kv_event_lag_ms,
+                if late { 1_000.0 } else { 0.0 }
+            );
+            assert_eq!(trial.settings.slowdowns.len(), usize::from(slow));
+            let cell = &cells[trial.scale.load.number() as usize];
+            assert!(same_source(&cell.source, &trial.source));
+            assert_eq!(cell.topology, trial.topology);
+            assert_eq!(cell.settings.slowdowns, trial.settings.slowdowns);
+        }
+    }
+
+    #[test]
+    fn a_page_has_plots_of_one_seed_pool_and_load_of_each_part() {
+        let shown = |suite: &Suite| {
+            let trials = suite.trials(&vec![Some(LEVELS); 26]);
+            trials.iter().filter(|it| suite.plots(it)).count()
+        };
+        // 2 workloads, 2 policies.
+        assert_eq!(shown(&standard()), 4);
+        // 6, twice 5, 5 and 4 workloads.
+        assert_eq!(shown(&stress()), 2 * 25);
+        let mut light = standard();
+        light.parts[0].loads = vec![LoadLevel::Light];
+        assert_eq!(shown(&light), 4);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use super::condition::Condition;
 use super::journal::{Journal, as_read};
 use crate::engines::Engine;
 use crate::policies::{Catalog, Policy};
@@ -26,6 +27,8 @@ use crate::workloads::{Scale, SourceError, WorkloadSource};
 pub struct Trial {
     /// Who chooses.
     pub policy: Policy,
+    /// What is unusual about it, for the record.
+    pub condition: Option<Condition>,
     /// Where the workload comes from.
     pub source: WorkloadSource,
     /// Its size, load and seed; the seed is that of the run, too.
@@ -70,8 +73,8 @@ impl Trial {
         let mut hasher = DefaultHasher::new();
         let load = serde_json::to_string(&self.load).unwrap_or_default();
         format!(
-            "{:?} {:?} {load} {:?} {} {:?}",
-            self.policy, self.scale, self.engine, self.topology, self.settings,
+            "{:?} {:?} {:?} {load} {:?} {} {:?}",
+            self.policy, self.condition, self.scale, self.engine, self.topology, self.settings,
         )
         .hash(&mut hasher);
         // A policy file may change under its name, and so may a trace.
@@ -104,14 +107,16 @@ impl Trial {
     }
 
     fn shares_workload_with(&self, other: &Self) -> bool {
-        let same_source = match (&self.source, &other.source) {
-            (WorkloadSource::Generated(one), WorkloadSource::Generated(other)) => one == other,
-            (WorkloadSource::Recorded(one), WorkloadSource::Recorded(other)) => {
-                Arc::ptr_eq(one, other)
-            }
-            _ => false,
-        };
-        same_source && self.scale == other.scale
+        same_source(&self.source, &other.source) && self.scale == other.scale
+    }
+}
+
+/// Whether both are the same generator, or clones of one recording.
+pub(super) fn same_source(one: &WorkloadSource, other: &WorkloadSource) -> bool {
+    match (one, other) {
+        (WorkloadSource::Generated(one), WorkloadSource::Generated(other)) => one == other,
+        (WorkloadSource::Recorded(one), WorkloadSource::Recorded(other)) => Arc::ptr_eq(one, other),
+        _ => false,
     }
 }
 
@@ -151,7 +156,10 @@ impl Runner<'_> {
             return Ok(known.clone());
         }
         let (experiment, run) = trial.run_on(workload()?, self.catalog)?;
-        let entry = RunEntry::new(&experiment, &run);
+        let entry = RunEntry {
+            condition: trial.condition.map(|it| it.to_string()),
+            ..RunEntry::new(&experiment, &run)
+        };
         if let Some(journal) = self.journal {
             journal.add(key, &entry).map_err(Arc::new)?;
         }

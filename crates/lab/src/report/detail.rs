@@ -28,6 +28,9 @@ pub const CACHE_WINDOWS: usize = 60;
 pub struct RunDetail {
     /// Label of the policy.
     pub policy: String,
+    /// What is unusual about the run, in a suite of such conditions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
     /// Name of the workload.
     pub workload: String,
     /// `light`, `knee`, `saturated`, or a number.
@@ -116,6 +119,7 @@ impl RunDetail {
         });
         Self {
             policy: experiment.policy.label().to_owned(),
+            condition: None,
             workload: experiment.workload.name.clone(),
             load: experiment.load,
             topology: experiment.topology.to_string(),

@@ -2,10 +2,10 @@
 
 //! Which runs are compared with which, and what stands for a policy in a comparison.
 //!
-//! Policies are compared on the same workload, topology, load and engine. Over several seeds a policy is
-//! represented by the median of each measurement: a mean would be drawn away by one bad seed. Plots show
-//! runs as they happened, of one seed for all policies and thus on the same arrivals: the seed whose TTFT
-//! P99 is the middle one.
+//! Policies are compared on the same workload, topology, load and engine, and under the same condition.
+//! Over several seeds a policy is represented by the median of each measurement: a mean would be drawn
+//! away by one bad seed. Plots show runs as they happened, of one seed for all policies and thus on the
+//! same arrivals: the seed whose TTFT P99 is the middle one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,6 +20,8 @@ pub(super) const COLOURS: usize = 7;
 
 /// Runs that are compared.
 pub(super) struct Group<'a> {
+    /// What is unusual about its runs, in a suite of such conditions.
+    pub(super) condition: Option<&'a str>,
     pub(super) workload: &'a str,
     pub(super) topology: &'a str,
     pub(super) load: String,
@@ -47,15 +49,20 @@ impl Group<'_> {
             "" => String::new(),
             load => format!(" · load {load}"),
         };
+        let condition = match self.condition {
+            None => String::new(),
+            Some(condition) => format!("{condition} · "),
+        };
         format!(
-            "{} · topology {}{load} · engine {}",
+            "{condition}{} · topology {}{load} · engine {}",
             self.workload, self.topology, self.engine
         )
     }
 
     /// Whether a comparison is about its runs.
     pub(super) fn holds(&self, comparison: &Comparison) -> bool {
-        comparison.workload == self.workload
+        comparison.condition.as_deref() == self.condition
+            && comparison.workload == self.workload
             && comparison.topology == self.topology
             && comparison.engine == self.engine
             && load_text(comparison.load) == self.load
@@ -107,6 +114,7 @@ pub(super) fn groups<'a>(results: &'a Results, details: &'a [RunDetail]) -> Vec<
         .map(|it| {
             let load = load_text(it.load);
             let group = (
+                it.condition.as_deref(),
                 it.workload.as_str(),
                 it.topology.as_str(),
                 load,
@@ -122,6 +130,7 @@ pub(super) fn groups<'a>(results: &'a Results, details: &'a [RunDetail]) -> Vec<
     for run in &results.runs {
         let load = load_text(run.load);
         let key = (
+            run.condition.as_deref(),
             run.workload.as_str(),
             run.topology.as_str(),
             load.clone(),
@@ -130,6 +139,7 @@ pub(super) fn groups<'a>(results: &'a Results, details: &'a [RunDetail]) -> Vec<
         let at = *group_at.entry(key.clone()).or_insert(groups.len());
         if at == groups.len() {
             groups.push(Group {
+                condition: run.condition.as_deref(),
                 workload: &run.workload,
                 topology: &run.topology,
                 load,

@@ -34,7 +34,7 @@ pub const PAGE: &str = "index.html";
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The file system.
-    #[error("{path}: {source}")]
+    #[error("{path}")]
     Io {
         /// File or folder.
         path: String,

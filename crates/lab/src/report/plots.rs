@@ -624,6 +624,7 @@ mod tests {
     #[test]
     fn file_names_hold_nothing_but_letters_digits_and_hyphens() {
         let group = Group {
+            condition: None,
             workload: "trace:../../etc/<x>",
             topology: "2P3D",
             load: "0.5".into(),

@@ -63,6 +63,7 @@ impl Display for FaultList {
         f.write_str(&lines.join("\n"))?;
         match self.total - self.faults.len() {
             0 => Ok(()),
+            1 => f.write_str("\nand one more fault"),
             more => write!(f, "\nand {more} more faults"),
         }
     }
@@ -97,7 +98,7 @@ impl Display for Warning {
 #[derive(Debug, Error)]
 pub enum TraceError {
     /// The file system or the decompressor refused.
-    #[error("cannot read {file}: {source}")]
+    #[error("cannot read {file}")]
     Read {
         /// The file as it was named.
         file: String,
@@ -114,7 +115,7 @@ pub enum TraceError {
         file: String,
     },
     /// The rows are at fault.
-    #[error("{0}")]
+    #[error(transparent)]
     Faults(#[from] FaultList),
 }
 
@@ -232,7 +233,9 @@ mod tests {
         let text = list.to_string();
         assert!(text.starts_with("a.jsonl:1: input_length is 0; allowed: at least 1\n"));
         assert!(
-            text.ends_with("a.jsonl:20: input_length is 0; allowed: at least 1\nand 1 more faults")
+            text.ends_with(
+                "a.jsonl:20: input_length is 0; allowed: at least 1\nand one more fault"
+            )
         );
     }
 
