@@ -163,6 +163,12 @@ impl Blocks {
     pub const fn min(self, other: Self) -> Self {
         Self(self.0.min(other.0))
     }
+
+    /// The larger of two counts.
+    #[must_use]
+    pub const fn max(self, other: Self) -> Self {
+        Self(self.0.max(other.0))
+    }
 }
 
 impl Add for Blocks {

@@ -28,6 +28,7 @@ mod cost;
 mod feedback;
 mod guard;
 mod hub;
+mod in_flight;
 mod journal;
 mod metrics;
 mod parameters;

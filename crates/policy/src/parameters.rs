@@ -211,11 +211,17 @@ pub struct Calibrated {
     pub price_per_waiting: f64,
     /// Upper bound of both prices, a safety cap.
     pub price_cap: f64,
-    /// Share of the mean residence time that one more active request costs: a decode step grows by
-    /// .05 to .3 % with each further sequence, for itself and for the others.
+    /// Share of the mean residence time that one more seat in use costs: a decode step grows by .05 to
+    /// .3 % with each further sequence, for itself and for the others, and a full worker makes its queue
+    /// wait for a seat.
     pub seat_share: f64,
+    /// KV tokens that take up as much of a worker as one sequence does. Engines hold 1,000 to 4,000
+    /// tokens for each sequence they may run; with long prompts memory is the scarcer of the two.
+    pub seat_tokens: f64,
     /// Growth of the seat price per waiting request when seats, not prefill, are scarce.
     pub seat_price_per_waiting: f64,
+    /// Credit a prefix that is in use on a worker though no KV event told of it yet.
+    pub in_flight: bool,
 }
 
 impl Default for Calibrated {
@@ -223,8 +229,10 @@ impl Default for Calibrated {
         Self {
             price_per_waiting: 2.0,
             price_cap: 20.0,
-            seat_share: 0.005,
+            seat_share: 0.01,
+            seat_tokens: 2_048.0,
             seat_price_per_waiting: 0.5,
+            in_flight: true,
         }
     }
 }
@@ -361,6 +369,12 @@ impl Checked {
             .filter_map(|(reading, cuts)| cuts.map(|_| reading))
             .collect()
     }
+
+    /// Whether a stage that prefills, or does not, credits prefixes that no KV event told of yet. The
+    /// paper's cost stays the paper's.
+    pub(crate) fn credits_in_flight(&self, prefills: bool) -> bool {
+        prefills && self.raw.calibrated.in_flight && self.raw.cost == CostModel::Calibrated
+    }
 }
 
 impl Parameters {
@@ -440,7 +454,9 @@ impl Parameters {
             price_per_waiting,
             price_cap,
             seat_share,
+            seat_tokens,
             seat_price_per_waiting,
+            in_flight: _,
         } = self.calibrated;
         for (key, value) in [
             ("calibrated.price_per_waiting", price_per_waiting),
@@ -449,7 +465,14 @@ impl Parameters {
         ] {
             in_range(key, value, 0.0, 1e3, "0 to 1000")?;
         }
-        in_range("calibrated.seat_share", seat_share, 0.0, 1.0, "0 to 1")
+        in_range("calibrated.seat_share", seat_share, 0.0, 1.0, "0 to 1")?;
+        in_range(
+            "calibrated.seat_tokens",
+            seat_tokens,
+            1.0,
+            1e9,
+            "1 to 1000000000",
+        )
     }
 
     fn check_paper(&self) -> Result<(), ParameterError> {

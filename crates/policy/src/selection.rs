@@ -25,6 +25,7 @@ use crate::choice::{Choice, Contender, Rule, choose};
 use crate::clock::Clock;
 use crate::cost::{Candidate, Cost, Load, RequestFacts, calibrated, impute_missing_loads, paper};
 use crate::guard::{Failure, guarded};
+use crate::in_flight::InFlight;
 use crate::journal::DecisionRow;
 use crate::parameters::{CostModel, SessionAffinity};
 use crate::pool::{Pool, Snapshot};
@@ -81,6 +82,7 @@ struct Scratch {
     costs: Vec<Cost>,
     order: Vec<usize>,
     contenders: Vec<Contender>,
+    in_flight: InFlight,
     regime: Regime,
     tau: f64,
     /// Whether the tables belong to the selection in progress and may be journalled.
@@ -95,6 +97,7 @@ impl Scratch {
             costs: Vec::new(),
             order: Vec::new(),
             contenders: Vec::new(),
+            in_flight: InFlight::default(),
             regime: Regime::Unknown,
             tau: 0.0,
             scored: false,
@@ -188,6 +191,13 @@ fn price(
         let candidate = candidate(pool, &snapshot, context, row, now)?;
         scratch.candidates.push(candidate);
     }
+    if parameters.credits_in_flight(request.prefills) {
+        credit_in_flight(
+            &mut scratch.in_flight,
+            &mut scratch.candidates,
+            context.request_blocks() as f64,
+        );
+    }
     impute_missing_loads(
         &mut scratch.candidates,
         &mut scratch.order,
@@ -249,7 +259,7 @@ fn candidate(
             .is_some_and(|target| targets(target, row.worker()))
     {
         let believed = context.request_blocks() as f64 * parameters.affinity_credit;
-        credit = Blocks::new(credit.get().max(believed));
+        credit = credit.max(Blocks::new(believed));
     }
     let held = known.is_some_and(|worker| worker.is_held(now));
     Ok(Candidate {
@@ -269,6 +279,20 @@ fn candidate(
         }),
         taint: row.preferred_taint_multiplier().unwrap_or(1.0),
     })
+}
+
+/// A prefix that is in use on a worker is as good as cached there, whether its KV events came or not.
+fn credit_in_flight(seen: &mut InFlight, candidates: &mut [Candidate], request_blocks: f64) {
+    seen.bound(candidates.len());
+    for row in candidates.iter_mut().filter(|row| row.load_known) {
+        let Load {
+            active_requests,
+            decode_blocks,
+            ..
+        } = row.load;
+        let shared = seen.shared(row.worker, active_requests, decode_blocks, request_blocks);
+        row.credit = row.credit.max(shared);
+    }
 }
 
 /// Cached prefix of the prompt on this worker, weighted by tier; none where no cache was asked for.
@@ -333,6 +357,20 @@ impl WorkerPicker for Picker {
         let picked = guarded(|| {
             let choice = self.choose(context, input, scratch, now)?;
             self.record(context, scratch, choice, now);
+            if let Some(placed) = scratch.candidates.get(choice.row)
+                && placed.load_known
+            {
+                let Load {
+                    active_requests,
+                    decode_blocks,
+                    ..
+                } = placed.load;
+                let request = context.request_blocks() as f64;
+                let worker = placed.worker;
+                scratch
+                    .in_flight
+                    .placed(worker, active_requests, decode_blocks, request);
+            }
             Ok(choice.row)
         });
         Ok(picked.unwrap_or_else(|failure| {
