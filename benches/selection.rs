@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! One selection through Dynamo's own path: our policy beside Dynamo's default, for pools of 4, 16 and 64
+//! One selection through Dynamo's own path: our policy beside Dynamo's default, for pools of 8 to 4,096
 //! workers that carry load and cache.
 
 #![allow(
@@ -109,7 +109,7 @@ fn selection(c: &mut Criterion) {
             default_policy(KvRouterConfig::default(), "decode"),
         ),
     ];
-    for workers in [4, 16, 64] {
+    for workers in [8, 64, 512, 4_096] {
         let request = request(workers);
         let configs: HashMap<_, _> = (0..workers).map(|id| (id, Worker)).collect();
         for (name, policy) in &policies {

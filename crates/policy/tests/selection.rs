@@ -298,3 +298,31 @@ fn ids_that_differ_in_the_last_digit_stay_two_workers() {
     let text = json.to_string();
     assert!(!text.contains("NaN") && !text.contains("null"), "{text}");
 }
+
+/// Two workers whose requests never end. The prompt of 400 blocks went to the first of them, an unrelated
+/// one of 10 blocks to the other; no KV event has come. Where does the long prompt go next?
+fn second_home_of_a_prompt(parameters: &str) -> (WorkerWithDpRank, WorkerWithDpRank) {
+    let host = Host::new(parameters);
+    let first = host.select(400, &[row(1).load(0, 0, 400), row(2).load(0, 0, 400)]);
+    let load = |id: u64, held: (usize, usize, usize), other: (usize, usize, usize)| {
+        let (requests, tokens, blocks) = if worker(id) == first { held } else { other };
+        row(id).load(requests, tokens, blocks)
+    };
+    // Ten blocks more than the 400 in use there, and ten on the idle one.
+    let rows = [1, 2].map(|id| load(id, (1, 6_400, 410), (0, 0, 10)));
+    let short = host.select(10, &rows);
+    assert_ne!(short, first);
+    // The prompt adds nothing to the 400 where it is, and 400 to the 10 elsewhere.
+    let rows = [1, 2].map(|id| load(id, (1, 6_400, 400), (1, 160, 410)));
+    (first, host.select(400, &rows))
+}
+
+#[test]
+fn a_prompt_on_its_way_draws_its_like_before_any_kv_event() {
+    // Waiting for 6,400 tokens and computing none costs 198 + 12 ms; 160 and 6,400 cost 11 + 204 ms, and
+    // the price of 400 blocks more in memory decides.
+    let (first, second) = second_home_of_a_prompt("{}");
+    assert_eq!(first, second);
+    let (first, second) = second_home_of_a_prompt("{calibrated: {in_flight: false}}");
+    assert_ne!(first, second);
+}
