@@ -44,6 +44,8 @@ pub(crate) struct Candidate {
     pub(crate) load: Load,
     /// Whether the host observed the load.
     pub(crate) load_known: bool,
+    /// Time until its prefill work should have ended, as far as it was placed here.
+    pub(crate) remaining: Option<Millis>,
     /// Cached prefix, weighted by tier.
     pub(crate) credit: Blocks,
     /// Relative slowness s_j; 1 is the pool's typical worker.
@@ -121,6 +123,7 @@ pub(crate) mod fixtures {
             worker: WorkerKey::new(id, 0),
             load: Load::default(),
             load_known: true,
+            remaining: None,
             credit: Blocks::ZERO,
             slowness: 1.0,
             penalty: Millis::ZERO,

@@ -34,6 +34,7 @@ mod metrics;
 mod parameters;
 mod periodic;
 mod pool;
+mod progress;
 mod registration;
 mod report;
 mod selection;

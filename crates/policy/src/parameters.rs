@@ -222,6 +222,9 @@ pub struct Calibrated {
     pub seat_price_per_waiting: f64,
     /// Credit a prefix that is in use on a worker though no KV event told of it yet.
     pub in_flight: bool,
+    /// Share of a worker's counted prefill work that is believed to remain at least, however long it has
+    /// been at it: the host counts a prompt in full until its prefill ends. 1 believes the count.
+    pub least_remaining: f64,
 }
 
 impl Default for Calibrated {
@@ -233,6 +236,7 @@ impl Default for Calibrated {
             seat_tokens: 2_048.0,
             seat_price_per_waiting: 0.5,
             in_flight: true,
+            least_remaining: 0.5,
         }
     }
 }
@@ -370,10 +374,9 @@ impl Checked {
             .collect()
     }
 
-    /// Whether a stage that prefills, or does not, credits prefixes that no KV event told of yet. The
-    /// paper's cost stays the paper's.
-    pub(crate) fn credits_in_flight(&self, prefills: bool) -> bool {
-        prefills && self.raw.calibrated.in_flight && self.raw.cost == CostModel::Calibrated
+    /// Whether prefixes are credited that no KV event told of yet. The paper's cost stays the paper's.
+    pub(crate) fn credits_in_flight(&self) -> bool {
+        self.raw.calibrated.in_flight && self.raw.cost == CostModel::Calibrated
     }
 }
 
@@ -457,6 +460,7 @@ impl Parameters {
             seat_tokens,
             seat_price_per_waiting,
             in_flight: _,
+            least_remaining,
         } = self.calibrated;
         for (key, value) in [
             ("calibrated.price_per_waiting", price_per_waiting),
@@ -466,6 +470,13 @@ impl Parameters {
             in_range(key, value, 0.0, 1e3, "0 to 1000")?;
         }
         in_range("calibrated.seat_share", seat_share, 0.0, 1.0, "0 to 1")?;
+        in_range(
+            "calibrated.least_remaining",
+            least_remaining,
+            0.0,
+            1.0,
+            "0 to 1",
+        )?;
         in_range(
             "calibrated.seat_tokens",
             seat_tokens,

@@ -29,6 +29,7 @@ use crate::in_flight::InFlight;
 use crate::journal::DecisionRow;
 use crate::parameters::{CostModel, SessionAffinity};
 use crate::pool::{Pool, Snapshot};
+use crate::progress::Progress;
 use crate::{ScoreProbe, key_of};
 
 /// Compose the policy of one pool.
@@ -83,6 +84,7 @@ struct Scratch {
     order: Vec<usize>,
     contenders: Vec<Contender>,
     in_flight: InFlight,
+    progress: Progress,
     regime: Regime,
     tau: f64,
     /// Whether the tables belong to the selection in progress and may be journalled.
@@ -98,10 +100,30 @@ impl Scratch {
             order: Vec::new(),
             contenders: Vec::new(),
             in_flight: InFlight::default(),
+            progress: Progress::default(),
             regime: Regime::Unknown,
             tau: 0.0,
             scored: false,
         }
+    }
+}
+
+impl Scratch {
+    /// Remember what the selection in progress put where.
+    fn placed(&mut self, row: usize, request_blocks: f64, now: Timestamp) {
+        let (Some(row), Some(cost)) = (self.candidates.get(row), self.costs.get(row)) else {
+            return;
+        };
+        if !row.load_known {
+            return;
+        }
+        self.progress.placed(row.worker, cost.alone, now);
+        self.in_flight.placed(
+            row.worker,
+            row.load.active_requests,
+            row.load.decode_blocks,
+            request_blocks,
+        );
     }
 }
 
@@ -191,12 +213,11 @@ fn price(
         let candidate = candidate(pool, &snapshot, context, row, now)?;
         scratch.candidates.push(candidate);
     }
-    if parameters.credits_in_flight(request.prefills) {
-        credit_in_flight(
-            &mut scratch.in_flight,
-            &mut scratch.candidates,
-            context.request_blocks() as f64,
-        );
+    if request.prefills {
+        if parameters.credits_in_flight() {
+            credit_in_flight(scratch, context.request_blocks() as f64);
+        }
+        note_progress(scratch, now);
     }
     impute_missing_loads(
         &mut scratch.candidates,
@@ -270,6 +291,7 @@ fn candidate(
             active_requests: load.active_requests() as f64,
         },
         load_known: load.is_available(),
+        remaining: None,
         credit,
         slowness: known.map_or(1.0, |worker| worker.slowness),
         penalty: Millis::new(if held {
@@ -282,9 +304,10 @@ fn candidate(
 }
 
 /// A prefix that is in use on a worker is as good as cached there, whether its KV events came or not.
-fn credit_in_flight(seen: &mut InFlight, candidates: &mut [Candidate], request_blocks: f64) {
-    seen.bound(candidates.len());
-    for row in candidates.iter_mut().filter(|row| row.load_known) {
+fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
+    let seen = &mut scratch.in_flight;
+    seen.bound(scratch.candidates.len());
+    for row in scratch.candidates.iter_mut().filter(|row| row.load_known) {
         let Load {
             active_requests,
             decode_blocks,
@@ -292,6 +315,15 @@ fn credit_in_flight(seen: &mut InFlight, candidates: &mut [Candidate], request_b
         } = row.load;
         let shared = seen.shared(row.worker, active_requests, decode_blocks, request_blocks);
         row.credit = row.credit.max(shared);
+    }
+}
+
+/// How far the workers are through the prefill work that was placed here.
+fn note_progress(scratch: &mut Scratch, now: Timestamp) {
+    let progress = &mut scratch.progress;
+    progress.bound(scratch.candidates.len());
+    for row in scratch.candidates.iter_mut().filter(|row| row.load_known) {
+        row.remaining = progress.remaining(row.worker, row.load.prefill_tokens, now);
     }
 }
 
@@ -357,20 +389,7 @@ impl WorkerPicker for Picker {
         let picked = guarded(|| {
             let choice = self.choose(context, input, scratch, now)?;
             self.record(context, scratch, choice, now);
-            if let Some(placed) = scratch.candidates.get(choice.row)
-                && placed.load_known
-            {
-                let Load {
-                    active_requests,
-                    decode_blocks,
-                    ..
-                } = placed.load;
-                let request = context.request_blocks() as f64;
-                let worker = placed.worker;
-                scratch
-                    .in_flight
-                    .placed(worker, active_requests, decode_blocks, request);
-            }
+            scratch.placed(choice.row, context.request_blocks() as f64, now);
             Ok(choice.row)
         });
         Ok(picked.unwrap_or_else(|failure| {

@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! own  = s·(a + b·u)                 its own prefill
-//! wait = s·(b·P + a/2 where P > 0)   P prefill tokens queued there; half a pass is left on average
+//! wait = s·(b·P + a/2 where P > 0)   P prefill tokens queued there; half a pass is left on average. Less
+//!                                    where the work is known to be under way, down to half
 //! N    = max(n, d/c)                 seats in use: n active requests, or d KV blocks at c a seat
 //! cost = wait + own + π·(own − s·a) + κ·N
 //! ```
@@ -45,6 +46,8 @@ pub(crate) struct Prices {
     pub(crate) seat: Millis,
     /// KV tokens that take up one seat.
     pub(crate) seat_tokens: f64,
+    /// Share of the counted prefill work that remains at least.
+    pub(crate) least_remaining: f64,
 }
 
 impl Prices {
@@ -61,6 +64,7 @@ impl Prices {
                 * constants.seat_share
                 * (1.0 + seat.min(constants.price_cap)),
             seat_tokens: constants.seat_tokens,
+            least_remaining: constants.least_remaining,
         }
     }
 
@@ -101,7 +105,10 @@ fn prefill_cost(request: &RequestFacts, prices: &Prices, row: &Candidate) -> (Co
     } else {
         Millis::ZERO
     };
-    let wait = (prices.token * row.load.prefill_tokens + residual) * row.slowness;
+    let counted = (prices.token * row.load.prefill_tokens + residual) * row.slowness;
+    let wait = row.remaining.map_or(counted, |remaining| {
+        remaining.max(counted * prices.least_remaining).min(counted)
+    });
     let cost = Cost {
         total: 0.0,
         predicted: wait + alone,
@@ -125,6 +132,7 @@ mod tests {
         seat: Millis::new(5.0),
         // Two blocks.
         seat_tokens: 32.0,
+        least_remaining: 0.5,
     };
 
     fn totals(request: &RequestFacts, prices: &Prices, rows: &[Candidate]) -> Vec<f64> {
@@ -161,6 +169,24 @@ mod tests {
         // One block of 16 tokens at ω = 0.1 × (1 + 2) ms per token.
         assert!((costs[0] - costs[1] - 16.0 * 0.3).abs() < 1e-9);
         assert!((PRICES.omega_per_token().get() - 0.3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_wait_is_what_remains_but_at_least_half_and_at_most_all_of_the_count() {
+        // 200 tokens queued count as 20 + 10 ms.
+        let wait = |remaining: Option<f64>| {
+            let row = Candidate {
+                remaining: remaining.map(Millis::new),
+                ..loaded(1, 1.0, 200.0, 0.0)
+            };
+            let mut costs = Vec::new();
+            calibrated(&prompt_of(10), &PRICES, &[row], &mut costs);
+            (costs[0].predicted - costs[0].alone).get()
+        };
+        let waits = [None, Some(22.0), Some(4.0), Some(90.0)].map(wait);
+        for (wait, expected) in waits.into_iter().zip([30.0, 22.0, 15.0, 30.0]) {
+            assert!((wait - expected).abs() < 1e-9, "{wait}");
+        }
     }
 
     #[test]

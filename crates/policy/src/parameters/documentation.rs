@@ -82,6 +82,7 @@ const ROWS: &[Row] = &[
     ("calibrated.seat_tokens", "1 to 1000000000", "KV tokens that take up as much of a worker as one sequence; a worker's seats in use are the larger of the two counts"),
     ("calibrated.seat_price_per_waiting", "0 to 1000", "growth of the seat price per waiting request when seats are scarce"),
     ("calibrated.in_flight", "true or false", "credit a prefix that is in use on a worker though no KV event told of it yet"),
+    ("calibrated.least_remaining", "0 to 1", "share of a worker's counted prefill work that remains at least, however long it has been at it"),
     ("calibration.prior_pass_ms", "0.1 to 1e6", "fixed part of a prefill pass before anything is learned, ms"),
     ("calibration.prior_token_ms", "1e-5 to 1e3", "prefill time per uncached token before anything is learned, ms"),
     ("calibration.prior_residence_ms", "0.1 to 1e6", "time from first token to completion before anything is learned, ms"),
