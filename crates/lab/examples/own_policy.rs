@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Link a policy crate of your own into the lab and compare it with Dynamo's default.
+//! The whole program of the lab with a policy crate of your own linked in.
 //!
 //! The policy is an ordinary Dynamo worker-selection type: what [`register`] does here, your crate's own
 //! `register` does already. It sends a request where the fewest prompt tokens have to be computed before
 //! its own first token, its own included.
 //!
-//! `cargo run -p regime-lab --example own_policy`
+//! `cargo run --profile lab -p regime-lab --example own_policy -- compare --policies least-work --workloads chat`
 
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use dynamo_kv_router::plugins::worker_selection::{
@@ -15,8 +16,7 @@ use dynamo_kv_router::plugins::worker_selection::{
     WorkerSelectionContext, WorkerSelectionPolicy, WorkerSelectionPolicyError,
 };
 use dynamo_kv_router::plugins::{RouterPluginRegistry, RouterPluginRegistryError};
-use regime_lab::workloads::{Generator, OfferedLoad, Scale};
-use regime_lab::{Catalog, DEFAULT_ENGINE, Engine, Experiment, Link, Policy, Topology};
+use regime_lab::{Catalog, Link};
 
 struct LeastWork;
 
@@ -81,34 +81,10 @@ fn register(registry: &mut RouterPluginRegistry) -> Result<(), RouterPluginRegis
     Ok(())
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let catalog = Catalog::default().with(|link: &mut Link<'_>| {
         register(link.registry)?;
         Ok(None)
     });
-    let workload = Arc::new(Generator::Chat.generate(&Scale {
-        requests: 400,
-        load: OfferedLoad::Rate(4.0),
-        ..Generator::Chat.default_scale()
-    })?);
-    for name in ["default", "least-work"] {
-        let experiment = Experiment::new(
-            Policy::named(name, &catalog)?,
-            Arc::clone(&workload),
-            Engine::load(DEFAULT_ENGINE)?,
-            "4".parse::<Topology>()?,
-            1,
-        );
-        let metrics = experiment.run(&catalog)?.metrics;
-        if let (Some(ttft), Some(reuse)) = (metrics.ttft_ms, metrics.engine_reuse) {
-            println!(
-                "{name:>10}: {} requests, TTFT mean {:.0} ms, P99 {:.0} ms, {:.0} % of the prompts from cache",
-                metrics.completed,
-                ttft.mean,
-                ttft.p99,
-                reuse * 100.0
-            );
-        }
-    }
-    Ok(())
+    regime_lab::cli::main_with(&catalog)
 }

@@ -40,6 +40,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::timing::{TableError, TimingTable};
+use crate::workload::LONGEST_MS;
 
 /// Built-in engines: name, YAML, and the table that it names.
 const PRESETS: [(&str, &str, Option<&str>); 4] = [
@@ -294,10 +295,10 @@ impl Engine {
                 return Err(invalid(format!("{key} is {value}; allowed are 1 to 64")));
             }
         }
-        if !(file.handoff_latency_ms.is_finite() && file.handoff_latency_ms >= 0.0) {
+        if !(0.0..=LONGEST_MS).contains(&file.handoff_latency_ms) {
             let value = file.handoff_latency_ms;
             return Err(invalid(format!(
-                "handoff_latency_ms is {value}; it must not be negative"
+                "handoff_latency_ms is {value}; allowed are 0 to {LONGEST_MS}"
             )));
         }
         let (timing, model) = match file.timing {
@@ -329,8 +330,17 @@ impl Engine {
             let mut all = file.engine.clone();
             all.extend(settings.clone());
             all.extend(differences.clone());
-            let mut config: EngineConfig = serde_json::from_value(Value::Object(all))
-                .map_err(|error| invalid(error.to_string()))?;
+            let read = |all| serde_json::from_value::<EngineConfig>(Value::Object(all));
+            let mut config = read(all.clone()).map_err(|error| {
+                // The error does not say which setting it is about.
+                let wrong = |(key, value): &(&String, &Value)| {
+                    read(Map::from_iter([((*key).clone(), (*value).clone())])).is_err()
+                };
+                invalid(match all.iter().find(wrong) {
+                    Some((key, value)) => format!("{key} is {value}: {error}"),
+                    None => error.to_string(),
+                })
+            })?;
             config.worker_type = role;
             config.timing_model = model.clone();
             // Events of decode workers reach nobody: their pool does not look at overlap.
@@ -413,6 +423,11 @@ mod tests {
         };
         let engine = set("num_gpu_blocks", json!(100)).unwrap();
         assert_eq!(engine.config(WorkerType::Prefill, 1.0).num_gpu_blocks, 100);
+        let error = set("num_gpu_blocks", json!("x")).err().unwrap().to_string();
+        assert!(
+            error.starts_with("engine fixed: num_gpu_blocks is \"x\": "),
+            "{error}"
+        );
         let error = set("num_gpu_block", json!(100)).err().unwrap().to_string();
         assert!(
             error.contains("num_gpu_block") && error.contains("num_gpu_blocks"),

@@ -59,4 +59,4 @@ pub use policies::{Catalog, Link, Linker, MODEL, Policy, PolicyError, Selector};
 pub use results::{Provenance, Results, ResultsError, RunEntry, SCHEMA};
 pub use run::{Experiment, Load, LoadLevel, Run, RunError, SelectionCost, Settings, run_all};
 pub use topology::{Topology, TopologyError};
-pub use workload::{Arrivals, Session, Turn, Workload, WorkloadError};
+pub use workload::{Arrivals, LONGEST_MS, REQUEST_TOKENS, Session, Turn, Workload, WorkloadError};

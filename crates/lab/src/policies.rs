@@ -419,9 +419,11 @@ fn config_of(yaml: &str) -> Result<KvRouterConfig, String> {
         router_policy_config: Some(file.path().display().to_string()),
         ..KvRouterConfig::default()
     };
+    // Nobody knows the name of that file.
+    let name = file.path().display().to_string();
     config
         .apply_policy_config()
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| error.to_string().replace(&name, "the policy file"))?;
     Ok(config)
 }
 
@@ -519,6 +521,13 @@ mod tests {
         std::fs::write(file.path(), "worker_selectoin: {}").unwrap();
         let error = build(&policy).err().unwrap().to_string();
         assert!(error.contains("worker_selectoin"), "{error}");
+        let folder = std::env::temp_dir().display().to_string();
+        assert!(
+            !error
+                .replace(file.path().to_str().unwrap(), "")
+                .contains(&folder),
+            "{error}"
+        );
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::experiments::{Comparison, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
 use crate::run::{Experiment, Load, Run, SelectionCost, Settings};
+use crate::workloads::OfferedLoad;
 
 /// Version of the file's layout.
 pub const SCHEMA: &str = "regime-lab.results.v1";
@@ -77,6 +78,12 @@ pub struct RunEntry {
     /// `light`, `knee`, `saturated`, or a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
+    /// The rate or the sessions at once that this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offered: Option<OfferedLoad>,
+    /// The search never got as far as the load is defined: the highest try stands for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub load_not_reached: bool,
     /// `4`, `2P3D`.
     pub topology: String,
     /// Name of the engine.
@@ -105,6 +112,8 @@ impl RunEntry {
             condition: None,
             workload: experiment.workload.name.clone(),
             load: experiment.load,
+            offered: experiment.offered,
+            load_not_reached: false,
             topology: experiment.topology.to_string(),
             engine: experiment.engine.name().to_owned(),
             seed: experiment.seed,
@@ -272,6 +281,15 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
     cells.push(("wall.mean_us".into(), number(selection)));
     let condition = run.condition.clone().unwrap_or_default();
     cells.push(("condition".into(), condition));
+    let (rate, concurrency) = match run.offered {
+        Some(OfferedLoad::Rate(rate)) => (rate.to_string(), String::new()),
+        Some(OfferedLoad::Concurrency(sessions)) => (String::new(), sessions.to_string()),
+        None => Default::default(),
+    };
+    cells.push(("offered.rate".into(), rate));
+    cells.push(("offered.concurrency".into(), concurrency));
+    let reached = if run.load_not_reached { "true" } else { "" };
+    cells.push(("load_not_reached".into(), reached.into()));
     cells
 }
 
@@ -287,6 +305,8 @@ mod tests {
             condition: None,
             workload: "chat".into(),
             load: Some(Load::Number(1.5)),
+            offered: Some(OfferedLoad::Rate(1.5)),
+            load_not_reached: false,
             topology: "4".into(),
             engine: "fixed".into(),
             seed: u64::MAX,
@@ -319,6 +339,8 @@ mod tests {
             (&json["schema"], &run["load"], &run["completed"]),
             (&json!(SCHEMA), &json!(1.5), &json!(1))
         );
+        assert_eq!(run["offered"], json!({"rate": 1.5}));
+        assert!(run.get("load_not_reached").is_none());
         assert_eq!(run["ttft_ms"]["p99_from_few"], true);
         assert!(run.get("goodput").is_none() && run.get("itl_ms").is_none());
         assert_eq!(run["regimes"]["below"], 1);

@@ -6,7 +6,9 @@
 //! draws, Dynamo's ties, the baselines. It does not cover the workload, which brings its own, so that
 //! policies can be compared on the same arrivals.
 
+use std::any::Any;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,7 +20,8 @@ use crate::engines::Engine;
 use crate::metrics::{Metrics, Slo};
 use crate::policies::{Catalog, Policy, PolicyError};
 use crate::topology::Topology;
-use crate::workload::{Workload, WorkloadError};
+use crate::workload::{LONGEST_MS, Workload, WorkloadError};
+use crate::workloads::OfferedLoad;
 
 /// What to run.
 #[derive(Clone)]
@@ -35,6 +38,8 @@ pub struct Experiment {
     pub seed: u64,
     /// How heavy the workload is, for the record.
     pub load: Option<Load>,
+    /// The rate or the sessions that this is, for the record.
+    pub offered: Option<OfferedLoad>,
     /// The rest.
     pub settings: Settings,
 }
@@ -55,6 +60,17 @@ impl fmt::Display for Load {
             Self::Level(level) => level.fmt(f),
             Self::Number(number) => number.fmt(f),
         }
+    }
+}
+
+/// A load in words: `load knee (4.5 requests/s)`, `4 requests/s`, or nothing.
+#[must_use]
+pub(crate) fn load_words(load: Option<Load>, offered: Option<OfferedLoad>) -> String {
+    match (load, offered) {
+        (Some(Load::Level(level)), Some(offered)) => format!("load {level} ({offered})"),
+        (_, Some(offered)) => offered.to_string(),
+        (Some(load), None) => format!("load {load}"),
+        (None, None) => String::new(),
     }
 }
 
@@ -191,6 +207,7 @@ impl Experiment {
             topology,
             seed,
             load: None,
+            offered: None,
             settings: Settings::default(),
         }
     }
@@ -198,7 +215,7 @@ impl Experiment {
     /// Run it.
     ///
     /// # Errors
-    /// When something is not allowed, or when policy or engine fail on the way.
+    /// When something is not allowed, or when policy or engine fail on the way; a panic is such a failure.
     pub fn run(&self, catalog: &Catalog) -> Result<Run, RunError> {
         self.workload.check()?;
         self.settings.check(self.topology)?;
@@ -211,14 +228,18 @@ impl Experiment {
             listing: self.settings.listing,
             stopwatch: Arc::new(SystemClock::default()),
         };
-        let simulated = simulate(
-            &self.policy,
-            catalog,
-            &self.workload,
-            &self.engine,
-            self.topology,
-            &settings,
-        )
+        // A policy under test may panic; the other runs of a plan go on.
+        let simulated = catch_unwind(AssertUnwindSafe(|| {
+            simulate(
+                &self.policy,
+                catalog,
+                &self.workload,
+                &self.engine,
+                self.topology,
+                &settings,
+            )
+        }))
+        .unwrap_or_else(|panic| Err(anyhow::anyhow!("panic: {}", words(&*panic))))
         .map_err(|source| match source.downcast::<PolicyError>() {
             Ok(policy) => RunError::Policy(policy),
             Err(source) => RunError::Simulation {
@@ -245,19 +266,28 @@ impl Experiment {
     }
 }
 
+/// What a panic said.
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("without words")
+}
+
 impl Settings {
-    fn check(&self, topology: Topology) -> Result<(), RunError> {
-        let not_negative = |key, value: f64| {
-            if value.is_finite() && value >= 0.0 {
+    pub(crate) fn check(&self, topology: Topology) -> Result<(), RunError> {
+        let within = |key, value: f64, most: f64, allowed| {
+            if (0.0..=most).contains(&value) {
                 return Ok(());
             }
             Err(RunError::Setting {
                 key,
                 value: value.to_string(),
-                allowed: "a number from 0",
+                allowed,
             })
         };
-        not_negative("kv_event_lag_ms", self.kv_event_lag_ms)?;
+        let not_negative = |key, value| within(key, value, f64::MAX, "a number from 0");
+        let (lag_ms, ten_years) = (self.kv_event_lag_ms, "0 to 315360000000 ms, ten years");
+        within("kv_event_lag_ms", lag_ms, LONGEST_MS, ten_years)?;
         not_negative("queue_threshold", self.queue_threshold.unwrap_or(0.0))?;
         not_negative("max_time_ms", self.max_time_ms.unwrap_or(0.0))?;
         not_negative("slo.ttft_ms", self.slo.ttft_ms)?;
@@ -340,6 +370,7 @@ mod tests {
                 .to_string()
         };
         assert!(refuse(|s| s.kv_event_lag_ms = -1.0).starts_with("kv_event_lag_ms is -1"));
+        assert!(refuse(|s| s.kv_event_lag_ms = 1e300).ends_with("ten years"));
         assert!(
             refuse(|s| s.queue_threshold = Some(f64::NAN)).starts_with("queue_threshold is NaN")
         );

@@ -10,6 +10,14 @@
 //! after the previous one has been answered, so a slow fleet slows its own load down (a closed loop in
 //! each session), as with people and agents.
 
+use std::ops::RangeInclusive;
+
+/// Longest virtual time, ms: ten years. Later, a clock in ms no longer tells single tokens apart, and
+/// nobody means it.
+pub const LONGEST_MS: f64 = 10.0 * 365.0 * 24.0 * 3_600_000.0;
+/// Tokens of a prompt, and of an answer.
+pub const REQUEST_TOKENS: RangeInclusive<u32> = 1..=10_000_000;
+
 /// Requests to replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
@@ -28,7 +36,8 @@ pub struct Workload {
 pub struct Session {
     /// Name of the session.
     pub id: String,
-    /// Open loop: arrival of the first turn, ms since the start; finite and not negative.
+    /// Open loop: arrival of the first turn, ms since the start; not negative, and together with all
+    /// pauses at most [`LONGEST_MS`].
     pub start_ms: f64,
     /// At least one turn.
     pub turns: Vec<Turn>,
@@ -39,9 +48,9 @@ pub struct Session {
 pub struct Turn {
     /// Pause after the previous turn was answered, ms; 0 for the first turn.
     pub delay_ms: f64,
-    /// Prompt length, tokens; at least 1.
+    /// Prompt length, tokens, within [`REQUEST_TOKENS`].
     pub input_tokens: u32,
-    /// Tokens to generate; at least 1.
+    /// Tokens to generate, within [`REQUEST_TOKENS`].
     pub output_tokens: u32,
     /// Identity of the prompt's blocks: ⌈`input_tokens` / `block_size`⌉ ids.
     pub hash_ids: Vec<u64>,
@@ -114,10 +123,12 @@ impl Workload {
             }
             for (turn, request) in session.turns.iter().enumerate() {
                 let blocks = request.input_tokens.div_ceil(self.block_size) as usize;
-                let problem = if request.input_tokens == 0 {
-                    "has no input_tokens".into()
-                } else if request.output_tokens == 0 {
-                    "has no output_tokens".into()
+                let problem = if !REQUEST_TOKENS.contains(&request.input_tokens) {
+                    let (most, tokens) = (REQUEST_TOKENS.end(), request.input_tokens);
+                    format!("has {tokens} input_tokens; it must have 1 to {most}")
+                } else if !REQUEST_TOKENS.contains(&request.output_tokens) {
+                    let (most, tokens) = (REQUEST_TOKENS.end(), request.output_tokens);
+                    format!("has {tokens} output_tokens; it must have 1 to {most}")
                 } else if !(request.delay_ms.is_finite() && request.delay_ms >= 0.0) {
                     format!(
                         "has delay_ms {}; it must be finite and not negative",
@@ -135,8 +146,24 @@ impl Workload {
                 };
                 return refuse(format!("turn {turn} of session {id:?} {problem}"));
             }
+            let end_ms = session.earliest_end_ms();
+            if end_ms > LONGEST_MS {
+                return refuse(format!(
+                    "the last turn of session {id:?} starts after {end_ms} ms or more; it must start within \
+                     {LONGEST_MS} ms, ten years"
+                ));
+            }
         }
         Ok(())
+    }
+}
+
+impl Session {
+    /// When its last turn arrives if no request takes any time, ms.
+    #[must_use]
+    pub fn earliest_end_ms(&self) -> f64 {
+        let pauses: f64 = self.turns.iter().map(|turn| turn.delay_ms).sum();
+        self.start_ms + pauses
     }
 }
 
@@ -172,7 +199,7 @@ mod tests {
     #[test]
     fn each_wrong_value_is_named() {
         type Fault = fn(&mut Workload);
-        let faults: [(Fault, &str); 8] = [
+        let faults: [(Fault, &str); 10] = [
             (|w| w.block_size = 0, "block_size is 0"),
             (
                 |w| w.arrivals = Arrivals::Closed { concurrency: 0 },
@@ -185,11 +212,19 @@ mod tests {
             ),
             (
                 |w| w.sessions[0].turns[0].input_tokens = 0,
-                "no input_tokens",
+                "has 0 input_tokens; it must have 1 to 10000000",
             ),
             (
-                |w| w.sessions[0].turns[0].output_tokens = 0,
-                "no output_tokens",
+                |w| w.sessions[0].turns[0].output_tokens = 10_000_001,
+                "has 10000001 output_tokens; it must have 1 to 10000000",
+            ),
+            (
+                |w| w.sessions[0].start_ms = 4e11,
+                "starts after 400000000000 ms or more; it must start within 315360000000 ms",
+            ),
+            (
+                |w| w.sessions[0].turns[0].delay_ms = 4e11,
+                "starts after 400000000000 ms",
             ),
             (|w| w.sessions[0].turns[0].delay_ms = -1.0, "delay_ms -1"),
             (

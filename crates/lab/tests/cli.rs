@@ -200,6 +200,177 @@ fn a_wrong_name_is_refused_with_the_right_ones() {
 }
 
 #[test]
+fn what_cannot_be_run_as_asked_gives_2_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let below_a_file = file.join("out");
+    let replay = ["replay", "--policy", "default", "--workload", "chat"];
+    for (more, words) in [
+        (
+            &["--rate", "-1"][..],
+            "rate is -1; allowed: 1e-6 to 1e6 requests a second",
+        ),
+        (&["--rate", "1e-300"], "1e-6 to 1e6"),
+        (&["--seed", "-1"], "allowed is an integer from 0"),
+        (
+            &["--concurrency", "-1"],
+            "allowed is an integer, at least 1",
+        ),
+        (
+            &["--requests", "99999999999999"],
+            "at most 1000000 of a generated workload",
+        ),
+        (
+            &["--kv-event-lag-ms", "-1"],
+            "kv_event_lag_ms is -1; allowed: 0 to",
+        ),
+        (
+            &["--slowdowns", "-1,1"],
+            "slowdowns is -1; allowed: numbers from 0.01 to 100",
+        ),
+        (&["--policy", "regime"], ""),
+        (&["--block-size", "16"], "are for traces"),
+        (&["--out", below_a_file.to_str().unwrap()], "--out "),
+        (&["--report", below_a_file.to_str().unwrap()], "--report "),
+    ] {
+        let output = lab(&with(&replay, more));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {said}");
+        assert!(
+            output.stdout.is_empty() && said.contains(words),
+            "{more:?}: {said}"
+        );
+    }
+    let seeds = [
+        "compare",
+        "--policies",
+        "random",
+        "--workloads",
+        "chat",
+        "--seeds",
+    ];
+    for count in ["10001", "-1"] {
+        let said = refused(&with(&seeds, &[count]));
+        assert!(said.contains("is not in 1..=10000"), "{said}");
+    }
+    let said = refused(&with(&seeds, &["2", "--seed", "18446744073709551615"]));
+    assert!(
+        said.contains("allowed with 2 seeds: 0 to 18446744073709551614"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_load_of_a_run_is_told_with_its_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let replay = [
+        "replay",
+        "--policy",
+        "default",
+        "--workload",
+        "paper",
+        "--out",
+    ];
+    let replay = with(&replay, &[folder.path().to_str().unwrap()]);
+    for (load, words, key, number) in [
+        (["--rate", "4"], "at 4 requests/s", "rate", 4.0),
+        (["--concurrency", "4"], "at 4 sessions", "concurrency", 4.0),
+    ] {
+        let table = ok(&with(&with(&replay, &SMALL), &load));
+        assert!(table.contains(words), "{table}");
+        let run = &results(folder.path())["runs"][0];
+        assert_eq!(run["offered"][key].as_f64(), Some(number), "{run}");
+        assert!(run.get("load_not_reached").is_none());
+    }
+    let searched = with(&with(&replay, &SMALL), &["--load", "knee"]);
+    let table = ok(&searched);
+    let run = &results(folder.path())["runs"][0];
+    let sessions = run["offered"]["concurrency"].as_u64().unwrap();
+    assert!(
+        table.contains(&format!("at load knee ({sessions} sessions)")),
+        "{table}"
+    );
+}
+
+#[test]
+fn a_load_that_no_try_reaches_is_marked() {
+    // Passes take no time to speak of, and there is a seat for everybody.
+    let folder = tempfile::tempdir().unwrap();
+    let args = [
+        "compare",
+        "--policies",
+        "random",
+        "--workloads",
+        "decode-heavy",
+        "--requests",
+        "20",
+        "--seeds",
+        "1",
+        "--load",
+        "saturated",
+        "--out",
+        folder.path().to_str().unwrap(),
+    ];
+    let table = ok(&args);
+    let note = "decode-heavy on 4 never reached saturated: the highest load tried stands for it";
+    assert!(table.contains(note), "{table}");
+    let results = results(folder.path());
+    assert_eq!(results["runs"][0]["load_not_reached"], true);
+    assert_eq!(results["comparisons"][0]["notes"][0], note);
+}
+
+#[test]
+fn each_command_has_its_own_usual_number_of_seeds() {
+    let small = ["--requests", "5", "--engine", "fixed", "--json"];
+    let compare = ["compare", "--policies", "default", "--workloads", "paper"];
+    let sweep = ["sweep", "--param", "tick_ms=100", "--workload", "paper"];
+    for (args, seeds) in [(&compare[..], 20), (&sweep[..], 5)] {
+        let results: Value = serde_json::from_str(&ok(&with(args, &small))).unwrap();
+        assert_eq!(results["runs"].as_array().unwrap().len(), seeds, "{args:?}");
+    }
+    let suite = [
+        "suite",
+        "standard",
+        "--engine",
+        "fixed",
+        "--workloads",
+        "paper",
+        "--topology",
+        "1",
+        "--loads",
+        "light",
+        "--policies",
+        "default",
+        "--size",
+        "0.01",
+        "--json",
+    ];
+    let results: Value = serde_json::from_str(&ok(&suite)).unwrap();
+    assert_eq!(results["runs"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_workload_given_twice_runs_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [
+        "compare",
+        "--policies",
+        "random",
+        "--workloads",
+        "paper,paper",
+        "--topology",
+        "2,2",
+        "--seeds",
+        "1",
+        "--out",
+        folder.path().to_str().unwrap(),
+    ];
+    ok(&with(&args, &SMALL));
+    assert_eq!(results(folder.path())["runs"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn a_trace_with_faults_lists_them_and_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
@@ -349,7 +520,12 @@ fn a_run_that_completes_nothing_is_said_and_not_ranked() {
         &["replay", "--policy", "default", "--workload", "paper"],
         &SMALL,
     );
-    let table = ok(&with(&replay, &cut));
+    let failed = |args: &[&str]| {
+        let output = lab(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = failed(&with(&replay, &cut));
     assert!(table.contains("nothing completed"), "{table}");
     let compare = with(
         &[
@@ -363,7 +539,7 @@ fn a_run_that_completes_nothing_is_said_and_not_ranked() {
         ],
         &SMALL,
     );
-    let table = ok(&with(&compare, &cut));
+    let table = failed(&with(&compare, &cut));
     assert!(
         table.contains("completed nothing in 1 of 1 runs") && table.contains("not ranked"),
         "{table}"
@@ -559,10 +735,16 @@ fn a_stress_suite_has_a_board_for_each_condition_and_goes_on_where_it_stopped() 
             (&"slow-worker".into(), &"regime-aware".into())
         ]
     );
+    let journal = std::fs::read_to_string(folder.path().join("finished.jsonl")).unwrap();
+    // The first line is the writer's. Both conditions search two cells, in ten runs or more.
+    let finished = journal.lines().count() - 1;
+    assert!(finished >= 4 * 10 + 8);
     let again = lab(&stress);
-    // Twice two searches of ten runs, and the eight.
     let said = String::from_utf8(again.stderr).unwrap();
-    assert!(said.contains("going on after 48 finished runs"), "{said}");
+    assert!(
+        said.contains(&format!("going on after {finished} finished runs")),
+        "{said}"
+    );
     assert_eq!(results(folder.path()), once);
 }
 
@@ -579,10 +761,18 @@ fn a_folder_of_traces_is_added_and_other_files_in_it_passed_over() {
     let rows: Vec<String> = (0..80).map(row).collect();
     std::fs::write(traces.path().join("a.jsonl"), rows.join("\n")).unwrap();
     std::fs::write(traces.path().join("README.md"), "about them").unwrap();
+    std::fs::write(traces.path().join("meta.json"), r#"{"a":1}"#).unwrap();
     let out = tempfile::tempdir().unwrap();
     let mut args = suite(out.path().to_str().unwrap(), "random");
     args.extend(["--traces", traces.path().to_str().unwrap()]);
-    ok(&args);
+    let said = String::from_utf8(lab(&args).stderr).unwrap();
+    for file in ["README.md", "meta.json"] {
+        let path = traces.path().join(file).display().to_string();
+        assert!(
+            said.contains(&format!("passed over, since it is no trace: {path}")),
+            "{said}"
+        );
+    }
     let results = results(out.path());
     let workloads: Vec<_> = results["runs"]
         .as_array()

@@ -6,7 +6,9 @@
 
 mod support;
 
-use regime_lab::{Catalog, Ending, Metrics};
+use std::sync::Arc;
+
+use regime_lab::{Catalog, Ending, Link, Metrics, Policy, run_all};
 use serde_json::json;
 use support::{chat, engine, experiment, run, templates};
 
@@ -52,6 +54,52 @@ fn the_regime_aware_policy_beats_round_robin_where_prompts_share_prefixes() {
     assert!(ours.mean < 0.85 * theirs.mean);
     assert!(ours.p99 < theirs.p99);
     assert!(our_reuse > their_reuse);
+}
+
+#[test]
+fn a_policy_that_panics_fails_its_own_run_by_name_and_no_other() {
+    let catalog = Catalog::default().with(|link: &mut Link<'_>| {
+        link.registry.register_worker_selection(
+            "shelf",
+            Arc::new(|_| Ok(Arc::new(|_, _, _| panic!("no such shelf")))),
+        )?;
+        Ok(None)
+    });
+    let run = |policy| {
+        let mut trial = experiment(
+            "default",
+            chat(3, 1, 1.0, 1),
+            engine("fixed", json!({})),
+            "2",
+            7,
+        );
+        trial.policy = Policy::named(policy, &catalog).unwrap();
+        trial
+    };
+    let outcomes = run_all(&[run("shelf"), run("default")], &catalog, 2, |_, run| {
+        run.map(|run| run.metrics.completed)
+            .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    });
+    assert_eq!(
+        outcomes,
+        [
+            Err(
+                "policy \"shelf\" on workload \"chat\", topology 2, seed 7: panic: no such shelf"
+                    .into()
+            ),
+            Ok(3)
+        ]
+    );
+}
+
+#[test]
+fn a_pass_that_takes_aeons_ends_the_run_with_words() {
+    let engine = engine("fixed", json!({ "speedup_ratio": 1e-13 }));
+    let error = experiment("default", templates(1, 1, &[2]), engine, "1", 1)
+        .run(&Catalog::default())
+        .unwrap_err();
+    let error = format!("{:#}", anyhow::Error::from(error));
+    assert!(error.contains("virtual time passes"), "{error}");
 }
 
 #[test]

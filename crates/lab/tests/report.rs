@@ -90,7 +90,6 @@ fn a_page_has_every_section_and_every_plot_is_a_file_too() {
             "Provenance",
             "aisimulate-core",
             "<caption>",
-            "★",
             "TTFT P99",
             "load knee",
         ] {
@@ -168,6 +167,25 @@ fn hostile_names_are_escaped_everywhere() {
 }
 
 #[test]
+fn plots_of_an_earlier_page_go_and_other_files_stay() {
+    let (entries, details) = runs(&["default"], "2", 1);
+    let folder = tempfile::tempdir().unwrap();
+    for name in [
+        "07-old-4-knee-pareto.svg",
+        "mine-pareto.svg",
+        "07-notes.svg",
+    ] {
+        std::fs::write(folder.path().join(name), "").unwrap();
+    }
+    let results = Results::new(Provenance::default(), entries);
+    report::write(folder.path(), &results, &details).unwrap();
+    let files = files(folder.path());
+    assert!(!files.contains_key("07-old-4-knee-pareto.svg"));
+    assert!(files.contains_key("mine-pareto.svg") && files.contains_key("07-notes.svg"));
+    assert!(files.contains_key("01-chat-2-knee-pareto.svg"));
+}
+
+#[test]
 fn no_runs_say_so() {
     let files = written(&Results::new(Provenance::default(), Vec::new()), &[]);
     assert_eq!(files.len(), 1);
@@ -199,7 +217,7 @@ fn a_p99_from_few_samples_is_marked() {
     // 120 requests.
     assert!(!page(&entries).contains('†'));
     entries[0].metrics.ttft_ms = regime_lab::Distribution::of(vec![5.0; 99]);
-    assert!(page(&entries).contains("<td class=\"best\">★ 5 ms †</td>"));
+    assert!(page(&entries).contains("<td>5 ms †</td>"));
 }
 
 #[test]
@@ -216,7 +234,7 @@ fn seeds_are_medians_and_groups_are_apart() {
     details.extend(their_details);
     let files = written(&Results::new(Provenance::default(), entries), &details);
     let page = &files["index.html"];
-    assert!(page.contains("★ 30 ms") && page.contains("Overview"));
+    assert!(page.contains("<td>30 ms</td>") && page.contains("Overview"));
     assert_eq!(page.matches("<section ").count(), 2);
     // The one in the middle is drawn.
     let text = text_of(&files["01-chat-2-knee-ttft-over-time.svg"]);
@@ -232,7 +250,46 @@ fn comparisons_stand_beside_the_runs_they_are_about() {
     results.comparisons = regime_lab::experiments::compare(&results.runs, "default");
     let page = &written(&results, &details)["index.html"];
     assert!(page.contains("Ratios to default on the same arrivals"));
-    assert!(page.contains("<th scope=\"col\">ttft_ms.mean</th>"));
+    assert!(page.contains("<th scope=\"col\">TTFT mean</th>"));
+}
+
+#[test]
+fn the_best_policy_has_a_star_only_where_a_comparison_claims_it() {
+    let (mut entries, _) = runs(&["default", "random"], "2", 2);
+    // Seeds of default, then those of random.
+    let stars = |entries: &mut Vec<RunEntry>, ttfts_ms: [f64; 4]| {
+        for (run, ttft_ms) in entries.iter_mut().zip(ttfts_ms) {
+            run.metrics = regime_lab::Metrics {
+                completed: 200,
+                peak_in_flight: 9,
+                ttft_ms: regime_lab::Distribution::of(vec![ttft_ms; 200]),
+                ..Default::default()
+            };
+        }
+        let mut results = Results::new(Provenance::default(), entries.clone());
+        results.comparisons = regime_lab::experiments::compare(&results.runs, "default");
+        let page = written(&results, &[])["index.html"].clone();
+        ["★ 20 ms", "★ 30 ms"].map(|star| page.contains(star))
+    };
+    // Half in both seeds; twice in both; and half in one, twice in the other.
+    assert_eq!(stars(&mut entries, [30.0, 50.0, 15.0, 25.0]), [true, false]);
+    assert_eq!(stars(&mut entries, [20.0, 40.0, 40.0, 80.0]), [false, true]);
+    assert_eq!(
+        stars(&mut entries, [20.0, 40.0, 10.0, 80.0]),
+        [false, false]
+    );
+}
+
+#[test]
+fn a_page_of_a_suite_has_its_scoreboard() {
+    let (entries, _) = runs(&["default", "random"], "2", 1);
+    let mut results = Results::new(Provenance::default(), entries);
+    assert!(!written(&results, &[])["index.html"].contains("Scoreboard"));
+    results.scoreboard = regime_lab::experiments::scoreboard(&results.runs, "default");
+    let page = written(&results, &[])["index.html"].clone();
+    let geo = results.scoreboard[0].ttft_ms_mean.as_ref().unwrap().geo;
+    assert!(page.contains("Scoreboard") && page.contains(&format!("<td>{geo:.3}</td>")));
+    assert!(page.contains("title=\"chat/knee/2\""));
 }
 
 #[test]

@@ -187,7 +187,7 @@ fn a_session_that_goes_back_in_time_is_refused() {
 fn a_missing_output_length_is_refused() {
     assert_eq!(
         faults("bad-no-output.jsonl"),
-        ["1: output_length is missing; allowed: an integer from 1 to 4294967295"]
+        ["1: output_length is missing; allowed: an integer from 1 to 10000000"]
     );
 }
 
@@ -195,7 +195,7 @@ fn a_missing_output_length_is_refused() {
 fn all_faults_of_a_file_are_reported_in_one_run() {
     let found = faults("bad-many.jsonl");
     let starts_with = [
-        "1: timestamp is -5; allowed: a number, at least 0",
+        "1: timestamp is -5; allowed: a number from 0 to 1e13",
         "2: timestamp is missing;",
         "2: timestmap is 10; allowed: fields request_id, timestamp, created_time,",
         "3: input_length is 0; allowed: an integer from 1",
@@ -228,6 +228,34 @@ fn blank_lines_crlf_and_a_byte_order_mark_are_no_faults() {
     let row = r#"{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1]}"#;
     let trace = read_text(format!("\u{feff}{row}\r\n\r\n{row}\r\n").as_bytes()).unwrap();
     assert_eq!(trace.summary.rows, 2);
+}
+
+#[test]
+fn times_and_lengths_that_no_replay_can_hold_are_refused() {
+    let row = |start: &str, more: &str| {
+        format!(r#"{{"timestamp":{start},"output_length":1,"hash_ids":[1],{more}}}"#)
+    };
+    let refused = |text: String| {
+        let list = faults_of(read_text(text.as_bytes()));
+        assert_eq!(list.total, 1);
+        let fault = list.faults[0].to_string();
+        fault.split_once(':').unwrap().1.to_owned()
+    };
+    assert_eq!(
+        refused(row("1e300", r#""input_length":1"#)),
+        "1: timestamp is 1e+300; allowed: a number from 0 to 1e13"
+    );
+    assert_eq!(
+        refused(row("0", r#""input_length":10000001"#)),
+        "1: input_length is 10000001; allowed: an integer from 1 to 10000000"
+    );
+    // Twelve years of 365 days.
+    let late = row("378432000000", r#""input_length":1"#);
+    assert_eq!(
+        refused(format!("{}\n{late}", row("0", r#""input_length":1"#))),
+        "1: last turn of session row-2 is 378432000000 ms or more after the first arrival; allowed: at most \
+         315360000000 ms, ten years"
+    );
 }
 
 #[test]
@@ -308,6 +336,48 @@ fn arrivals_out_of_order_are_sorted_with_a_warning() {
     assert_eq!(
         warnings(&trace),
         ["arrivals out of order: 1; sorted by time"]
+    );
+}
+
+#[test]
+fn azure_and_weka_files_out_of_order_are_sorted_with_a_warning() {
+    let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:05,10,1\n2024-01-01 00:00:01,10,1\n";
+    let trace = read_text(azure.as_bytes()).unwrap();
+    assert_eq!(starts(&trace), [0.0, 4_000.0]);
+    assert_eq!(
+        warnings(&trace),
+        ["arrivals out of order: 1; sorted by time"]
+    );
+    let request = |t| {
+        format!(r#"{{"type":"n","t":{t},"model":"m","in":16,"out":1,"hash_ids":[1],"api_time":1}}"#)
+    };
+    let (late, early) = (request(5), request(0));
+    let weka = format!(
+        r#"{{"id":"r","block_size":16,"hash_id_scope":"local","requests":[{late},{early}]}}"#
+    );
+    let trace = read_text(weka.as_bytes()).unwrap();
+    assert_eq!(delays(&trace.workload.sessions[0].turns), [0.0, 4_000.0]);
+    assert_eq!(
+        warnings(&trace),
+        ["line 1: requests out of order: 1; sorted by start"]
+    );
+}
+
+#[test]
+fn a_span_of_years_and_a_request_id_given_twice_are_warned_about() {
+    let row = |at_ms: u64| {
+        format!(
+            r#"{{"request_id":"a","timestamp":{at_ms},"input_length":1,"output_length":1,"hash_ids":[1]}}"#
+        )
+    };
+    // 400 days.
+    let trace = read_text(format!("{}\n{}", row(0), row(34_560_000_000)).as_bytes()).unwrap();
+    assert_eq!(
+        warnings(&trace),
+        [
+            "line 2: request_id a is that of line 1, too",
+            "arrivals span 400 days: are the timestamps right?"
+        ]
     );
 }
 
@@ -454,7 +524,7 @@ fn a_weka_fault_names_its_place_in_the_object() {
         [
             "1: hash_id_scope is \"global\"; allowed: local",
             "1: requests[0].type is \"q\"; allowed: n, s",
-            "1: requests[0].in is 0; allowed: an integer from 1 to 4294967295",
+            "1: requests[0].in is 0; allowed: an integer from 1 to 10000000",
             "1: requests is without a model request; allowed: at least one",
         ]
     );
@@ -544,9 +614,9 @@ fn faults_of_an_azure_file_name_the_column() {
     assert_eq!(
         faults("bad-azure.csv"),
         [
-            "2: ContextTokens is 0; allowed: an integer from 1 to 4294967295",
+            "2: ContextTokens is 0; allowed: an integer from 1 to 10000000",
             "3: TIMESTAMP is yesterday; allowed: a time as 2023-11-16 18:15:46.68, with a zone or without",
-            "3: GeneratedTokens is -1; allowed: an integer from 0 to 4294967295",
+            "3: GeneratedTokens is -1; allowed: an integer from 0 to 10000000",
             "4: line is 2024-02-28 23:59:59.5000000,12; allowed: three columns, TIMESTAMP,ContextTokens,GeneratedTokens",
         ]
     );

@@ -24,7 +24,7 @@ use super::router::{Ask, Placed, Router, SelectionTime};
 use super::source::{Source, Tokens};
 use super::watch::RegimeWatch;
 use crate::lifecycle::Lifecycle;
-use crate::workload::Workload;
+use crate::workload::{LONGEST_MS, Workload};
 
 /// Steps of a transfer to or from the host tier at one instant before the run is given up.
 const MAX_SETTLE_STEPS: usize = 100_000;
@@ -175,6 +175,11 @@ impl<'a> Simulation<'a> {
                 break;
             }
             self.now_ms = self.now_ms.max(next_ms);
+            ensure!(
+                self.now_ms <= 2.0 * LONGEST_MS,
+                "virtual time passes {} ms, twenty years: does a pass or a pause take too long?",
+                2.0 * LONGEST_MS
+            );
             self.clock.set(Timestamp::from_micros(
                 (self.now_ms * 1_000.0).round() as u64
             ));

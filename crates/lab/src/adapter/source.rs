@@ -53,7 +53,7 @@ impl<'a> Source<'a> {
                 }
             }
             Arrivals::Closed { concurrency } => {
-                for _ in 0..concurrency {
+                for _ in 0..concurrency.min(workload.sessions.len()) {
                     source.start_next(0.0);
                 }
             }

@@ -6,11 +6,12 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use serde_json::{Map, Value};
 
+use super::output;
 use crate::engines::{DEFAULT_ENGINE, Engine};
-use crate::experiments::{Cell, Runner, runs_of_searches, search};
+use crate::experiments::{Cell, Found, Runner, runs_of_searches, search};
 use crate::metrics::Slo;
 use crate::policies::{Catalog, Policy};
 use crate::run::{Load, LoadLevel, Settings};
@@ -34,14 +35,21 @@ pub(super) struct OutputArgs {
     #[arg(long, global = true, conflicts_with = "json")]
     pub(super) quiet: bool,
     /// Threads; absent: one for each core. Results do not depend on it
-    #[arg(long, value_name = "N", global = true)]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", global = true, value_parser = value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+    threads: Option<u16>,
 }
 
 impl OutputArgs {
+    /// Tell the user something that is no failure.
+    pub(super) fn note(&self, text: &str) {
+        if !self.quiet {
+            output::say(text);
+        }
+    }
+
     pub(super) fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        self.threads.map_or_else(cores, NonZeroUsize::get)
+        self.threads.map_or_else(cores, usize::from)
     }
 }
 
@@ -55,23 +63,33 @@ pub(super) struct FleetArgs {
     #[arg(long = "engine-set", value_name = "KEY=VALUE")]
     engine_set: Vec<String>,
     /// How late the router learns of KV events, ms
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     kv_event_lag_ms: f64,
     /// Requests wait at the router while every worker has more than this share of its token budget to
     /// prefill; absent: no queue
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     queue_threshold: Option<f64>,
     /// How many times as long each worker takes, prefill workers first
-    #[arg(long, value_name = "X,X,…", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "X,X,…",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
     slowdowns: Vec<f64>,
     /// Cut the run at this virtual time, ms
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     max_time_ms: Option<f64>,
     /// Longest TTFT that counts as served well, ms
-    #[arg(long, value_name = "MS", default_value_t = Slo::default().ttft_ms)]
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().ttft_ms, allow_negative_numbers = true)]
     slo_ttft_ms: f64,
     /// Longest mean time between tokens that counts as served well, ms
-    #[arg(long, value_name = "MS", default_value_t = Slo::default().mean_itl_ms)]
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().mean_itl_ms, allow_negative_numbers = true)]
     slo_itl_ms: f64,
 }
 
@@ -111,8 +129,11 @@ pub(super) struct TraceArgs {
     #[arg(long = "format", value_name = "F")]
     format: Option<Format>,
     /// Tokens for each hash id of a trace; absent: what the file says, or 512
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=65_536), allow_negative_numbers = true)]
     block_size: Option<u32>,
+    /// Pass over this field where unknown fields are refused
+    #[arg(long = "ignore-field", value_name = "NAME")]
+    ignored_fields: Vec<String>,
 }
 
 impl TraceArgs {
@@ -120,8 +141,13 @@ impl TraceArgs {
         ReadOptions {
             format: self.format,
             block_size: self.block_size,
+            ignored_fields: self.ignored_fields.clone(),
             ..ReadOptions::default()
         }
+    }
+
+    fn given(&self) -> bool {
+        self.options() != ReadOptions::default()
     }
 }
 
@@ -129,16 +155,21 @@ impl TraceArgs {
 #[derive(Debug, Args)]
 pub(super) struct LoadArgs {
     /// Open loop: requests a second; absent: the workload's own
-    #[arg(long, value_name = "R", group = "offered")]
+    #[arg(
+        long,
+        value_name = "R",
+        group = "offered",
+        allow_negative_numbers = true
+    )]
     rate: Option<f64>,
     /// Closed loop: sessions at once
-    #[arg(long, value_name = "C", group = "offered")]
+    #[arg(long, value_name = "C", group = "offered", value_parser = count, allow_negative_numbers = true)]
     concurrency: Option<usize>,
     /// Search for this load with Dynamo's default policy
     #[arg(long, value_name = "LEVEL", group = "offered")]
     load: Option<Level>,
     /// Requests of each run; absent: the workload's own number
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     requests: Option<usize>,
 }
 
@@ -177,31 +208,50 @@ impl LoadArgs {
         }
     }
 
+    /// The load given, or the workload's own.
+    fn given(&self, source: &WorkloadSource) -> OfferedLoad {
+        match (self.rate, self.concurrency) {
+            (Some(rate), _) => OfferedLoad::Rate(rate),
+            (None, Some(concurrency)) => OfferedLoad::Concurrency(concurrency),
+            (None, None) => source.default_scale().load,
+        }
+    }
+
     /// The load of the cell, and what it is called.
     pub(super) fn offered(
         &self,
         cell: &Cell,
         runner: &Runner<'_>,
-    ) -> anyhow::Result<(OfferedLoad, Load)> {
+    ) -> anyhow::Result<(Found, Load)> {
         if let Some(level) = self.load {
             let level = level.load();
             return Ok((search(cell, runner)?.at(level), Load::Level(level)));
         }
-        let offered = match (self.rate, self.concurrency) {
-            (Some(rate), _) => OfferedLoad::Rate(rate),
-            (None, Some(concurrency)) => OfferedLoad::Concurrency(concurrency),
-            (None, None) => cell.source.default_scale().load,
-        };
-        Ok((offered, Load::Number(offered.number())))
+        let offered = self.given(&cell.source);
+        Ok((Found::given(offered), Load::Number(offered.number())))
     }
 
     /// Runs that finding the loads of so many cells takes at most.
-    pub(super) fn searches(&self, cells: usize) -> usize {
+    pub(super) fn searches(&self, cells: &[Cell]) -> usize {
         self.load.map_or(0, |_| runs_of_searches(cells))
     }
 
-    pub(super) const fn requests(&self) -> Option<usize> {
-        self.requests
+    /// Why all seeds replay the same rows, or fewer than asked for.
+    fn of_a_trace(&self, source: &WorkloadSource, seeds: usize) -> Option<String> {
+        let WorkloadSource::Recorded(trace) = source else {
+            return None;
+        };
+        let (name, rows) = (source.name(), trace.workload.requests());
+        match self.requests {
+            Some(wanted) if wanted < rows => None,
+            Some(wanted) if wanted > rows => Some(format!(
+                "{name} has {rows} requests, fewer than {wanted}: every seed replays all of it"
+            )),
+            _ if seeds > 1 => Some(format!(
+                "every seed replays all of {name}, so seeds differ in little; --requests takes another part for each"
+            )),
+            _ => None,
+        }
     }
 }
 
@@ -217,12 +267,73 @@ pub(super) struct ScenarioArgs {
 }
 
 impl ScenarioArgs {
-    /// The cell of one workload on one pool.
-    pub(super) fn cell(&self, workload: &str, topology: Topology) -> anyhow::Result<Cell> {
-        let source = WorkloadSource::open(workload, &self.traces.options())?;
-        let (engine, settings) = (self.fleet.engine()?, self.fleet.settings());
-        Ok(self.load.cell(source, engine, topology, settings))
+    /// The cells of these workloads on these pools, each once and checked.
+    pub(super) fn cells(
+        &self,
+        workloads: &[String],
+        topologies: &[Topology],
+        seeds: usize,
+        output: &OutputArgs,
+    ) -> anyhow::Result<Vec<Cell>> {
+        let options = self.traces.options();
+        let open = |name: &String| WorkloadSource::open(name, &options);
+        let sources: Vec<_> = workloads.iter().map(open).collect::<Result<_, _>>()?;
+        let recorded = |it: &WorkloadSource| matches!(it, WorkloadSource::Recorded(_));
+        if self.traces.given() && !sources.iter().any(recorded) {
+            anyhow::bail!(
+                "--format, --block-size and --ignore-field are for traces, and no workload is one"
+            );
+        }
+        let engine = self.fleet.engine()?;
+        let mut cells = Vec::new();
+        for source in WorkloadSource::distinct(sources) {
+            if let Some(note) = self.load.of_a_trace(&source, seeds) {
+                output.note(&note);
+            }
+            for topology in distinct(topologies.iter().copied()) {
+                let settings = self.fleet.settings();
+                let cell = self
+                    .load
+                    .cell(source.clone(), engine.clone(), topology, settings);
+                cell.check(self.load.given(&cell.source))?;
+                cells.push(cell);
+            }
+        }
+        Ok(cells)
     }
+
+    /// The cell of one workload on one pool.
+    pub(super) fn cell(
+        &self,
+        workload: &str,
+        topology: Topology,
+        seeds: usize,
+        output: &OutputArgs,
+    ) -> anyhow::Result<Cell> {
+        let mut cells = self.cells(&[workload.to_owned()], &[topology], seeds, output)?;
+        cells.pop().context("no workload")
+    }
+}
+
+/// Each once, in the order given.
+pub(super) fn distinct<T: PartialEq>(given: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for one in given {
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    }
+    distinct
+}
+
+fn count(given: &str) -> Result<usize, String> {
+    let number = given.parse().ok().filter(|count| *count > 0);
+    number.ok_or_else(|| "allowed is an integer, at least 1".into())
+}
+
+pub(super) fn seed(given: &str) -> Result<u64, String> {
+    let number = given.parse();
+    number.map_err(|_| format!("allowed is an integer from 0 to {}", u64::MAX))
 }
 
 /// Policies by their names, each checked before anything runs.
@@ -238,9 +349,25 @@ pub(super) fn policies(names: &[String], catalog: &Catalog) -> anyhow::Result<Ve
     Ok(policies)
 }
 
-/// `count` seeds from `first`.
-pub(super) fn seeds(first: u64, count: NonZeroUsize) -> Vec<u64> {
-    (0..count.get() as u64)
-        .map(|step| first.wrapping_add(step))
-        .collect()
+/// Which seeds.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct SeedArgs {
+    /// First seed
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = seed, allow_negative_numbers = true)]
+    seed: u64,
+    /// Number of seeds; absent: 20 in a comparison, 5 in a sweep, 3 in a suite
+    #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=10_000), allow_negative_numbers = true)]
+    seeds: Option<u16>,
+}
+
+impl SeedArgs {
+    /// The seeds; `usual` is their number where none is given.
+    pub(super) fn list(self, usual: u16) -> anyhow::Result<Vec<u64>> {
+        let (first, count) = (self.seed, u64::from(self.seeds.unwrap_or(usual)));
+        let last = first.checked_add(count - 1).with_context(|| {
+            let most = u64::MAX - count + 1;
+            format!("--seed is {first}; allowed with {count} seeds: 0 to {most}")
+        })?;
+        Ok((first..=last).collect())
+    }
 }

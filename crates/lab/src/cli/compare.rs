@@ -2,20 +2,22 @@
 
 //! `regime-lab compare`: policies on the same arrivals, seed by seed.
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
-use super::args::{OutputArgs, ScenarioArgs, policies, seeds};
+use super::args::{OutputArgs, ScenarioArgs, SeedArgs, policies};
 use super::{output, progress, tables};
 use crate::experiments::{Cell, Runner, Trial, compare};
-use crate::policies::Catalog;
+use crate::policies::{Catalog, Policy};
 use crate::results::Results;
 use crate::topology::Topology;
-use crate::workloads::WorkloadSource;
+
+/// Number of seeds where none is given.
+const USUAL_SEEDS: u16 = 20;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Policies: names from `regime-lab policies`, or router-policy YAML files
+    /// Policies: names from `regime-lab policies`, or router-policy YAML files. A named regime-aware policy
+    /// draws with the seed of the run, one from a file with the seed in the file
     #[arg(long, value_name = "P,P,…", value_delimiter = ',', required = true)]
     policies: Vec<String>,
     /// Workloads: names from `regime-lab workloads`, or trace:FILE
@@ -32,12 +34,8 @@ pub(super) struct Args {
         default_value = "4"
     )]
     topologies: Vec<Topology>,
-    /// Number of seeds
-    #[arg(long, value_name = "N", default_value = "20")]
-    seeds: NonZeroUsize,
-    /// First seed
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    seeds: SeedArgs,
     #[command(flatten)]
     scenario: ScenarioArgs,
 }
@@ -55,33 +53,25 @@ pub(super) fn main(
             .cloned(),
     );
     let policies = policies(&names, catalog)?;
-    let engine = args.scenario.fleet.engine()?;
-    let seeds = seeds(args.seed, args.seeds);
-    let mut cells: Vec<Cell> = Vec::new();
-    for name in &args.workloads {
-        let source = WorkloadSource::open(name, &args.scenario.traces.options())?;
-        if let WorkloadSource::Recorded(trace) = &source
-            && args
-                .scenario
-                .load
-                .requests()
-                .is_none_or(|it| it >= trace.workload.requests())
-            && seeds.len() > 1
-        {
-            output::say(&format!(
-                "every seed replays all of {name}, so seeds differ in little; --requests takes another part for each"
-            ));
-        }
-        cells.extend(args.topologies.iter().map(|topology| {
-            args.scenario.load.cell(
-                source.clone(),
-                engine.clone(),
-                *topology,
-                args.scenario.fleet.settings(),
-            )
-        }));
-    }
-    let searches = args.scenario.load.searches(cells.len());
+    let seeds = args.seeds.list(USUAL_SEEDS)?;
+    let cells = args
+        .scenario
+        .cells(&args.workloads, &args.topologies, seeds.len(), output)?;
+    output::prepare(output)?;
+    Ok(output::outcome(run(
+        args, &cells, &policies, &seeds, output, catalog,
+    )))
+}
+
+fn run(
+    args: &Args,
+    cells: &[Cell],
+    policies: &[Policy],
+    seeds: &[u64],
+    output: &OutputArgs,
+    catalog: &Catalog,
+) -> anyhow::Result<ExitCode> {
+    let searches = args.scenario.load.searches(cells);
     let bar = progress::bar(
         output,
         searches + cells.len() * seeds.len() * policies.len(),
@@ -93,13 +83,13 @@ pub(super) fn main(
         finished: &|| bar.inc(1),
     };
     let mut trials: Vec<Trial> = Vec::new();
-    for cell in &cells {
-        let (offered, load) = args.scenario.load.offered(cell, &runner)?;
-        for seed in &seeds {
+    for cell in cells {
+        let (found, load) = args.scenario.load.offered(cell, &runner)?;
+        for seed in seeds {
             trials.extend(
                 policies
                     .iter()
-                    .map(|policy| cell.trial(policy.clone(), offered, load, *seed)),
+                    .map(|policy| cell.trial(policy.clone(), found, load, *seed)),
             );
         }
     }
@@ -108,7 +98,7 @@ pub(super) fn main(
     bar.finish_and_clear();
     let mut results = Results::new(output::provenance(), runs);
     results.comparisons = compare(&results.runs, &args.baseline);
-    let first_seed = trials.iter().filter(|trial| trial.scale.seed == args.seed);
+    let first_seed = trials.iter().filter(|trial| trial.scale.seed == seeds[0]);
     output::finish(
         output,
         &results,

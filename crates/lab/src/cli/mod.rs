@@ -2,9 +2,10 @@
 
 //! The program `regime-lab`.
 //!
-//! Results go to stdout, progress and failures to stderr. A failure is said before anything is written,
-//! with the values that are allowed, and gives exit code 1; a wrong option gives 2. Files appear whole or
-//! not at all.
+//! Results go to stdout, progress and failures to stderr. What cannot be run as asked, such as a wrong
+//! option, name, value or trace, is said before anything runs or is written, with what is allowed, and
+//! gives exit code 2. A run that fails, a plan in which nothing is completed, results that cannot be
+//! written and a trace that `trace check` finds faults in give 1. Files appear whole or not at all.
 //!
 //! A crate with its own policies gets the same program from [`main_with`]:
 //!
@@ -32,6 +33,9 @@ use clap::{Parser, Subcommand};
 
 use crate::policies::Catalog;
 use args::OutputArgs;
+
+/// Exit code of a command that cannot be run as asked.
+const WRONG_USAGE: u8 = 2;
 
 /// Any Dynamo router policy in NVIDIA's own simulator. Every number is simulated.
 #[derive(Debug, Parser)]
@@ -83,7 +87,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             output::say(&format!("{error:#}"));
-            ExitCode::FAILURE
+            ExitCode::from(WRONG_USAGE)
         }
     }
 }

@@ -5,11 +5,14 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use super::args::OutputArgs;
+use anyhow::Context;
+
+use super::args::{OutputArgs, distinct};
 use crate::experiments::{Trial, TrialError};
 use crate::policies::Catalog;
 use crate::report::{self, RunDetail};
 use crate::results::{Provenance, Results, RunEntry};
+use crate::run::RunError;
 
 /// Options that change nothing in the results, and whether a value follows.
 const WITHOUT_EFFECT: [(&str, bool); 6] = [
@@ -57,31 +60,56 @@ fn command(args: impl Iterator<Item = String>) -> String {
     words.join(" ")
 }
 
+/// Make the folders that results go to, so that a run is not for nothing.
+pub(super) fn prepare(output: &OutputArgs) -> anyhow::Result<()> {
+    for (option, folder) in [("--out", &output.out), ("--report", &output.report)] {
+        if let Some(folder) = folder {
+            std::fs::create_dir_all(folder)
+                .and_then(|()| tempfile::tempfile_in(folder))
+                .with_context(|| format!("{option} {}", folder.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The exit code of what ran: a failure is said.
+pub(super) fn outcome(ran: anyhow::Result<ExitCode>) -> ExitCode {
+    ran.unwrap_or_else(|error| {
+        say(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
 /// Write what was asked for and print; `tables` is called where tables are wanted.
 pub(super) fn finish(
     output: &OutputArgs,
     results: &Results,
-    details: impl FnOnce() -> anyhow::Result<Vec<RunDetail>>,
+    details: impl FnOnce() -> Vec<RunDetail>,
     tables: impl FnOnce() -> String,
 ) -> anyhow::Result<()> {
+    if results.runs.is_empty() {
+        say("every run failed: there is nothing to write");
+        return Ok(());
+    }
     if let Some(folder) = &output.out {
         results.write(folder)?;
     }
     if let Some(folder) = &output.report {
-        report::write(folder, results, &details()?)?;
+        report::write(folder, results, &details())?;
     }
     if output.json {
         print(&results.to_json());
     } else if !output.quiet {
         print(&tables());
-        for folder in output.out.iter().chain(&output.report) {
+        for folder in distinct(output.out.iter().chain(&output.report)) {
             say(&format!("written: {}", folder.display()));
         }
     }
     Ok(())
 }
 
-/// Runs that gave something, failures told apart: each is said once, and any makes the exit code 1.
+/// Runs that gave something, failures told apart: each is said once. Any makes the exit code 1, and so does
+/// a plan in which nothing was completed.
 pub(super) fn sort_out(
     trials: &[Trial],
     results: Vec<Result<RunEntry, TrialError>>,
@@ -91,19 +119,28 @@ pub(super) fn sort_out(
     for (trial, result) in trials.iter().zip(results) {
         match result {
             Ok(run) => runs.push(run),
-            Err(error) => failures.push(format!(
-                "{} on {}: {:#}",
-                trial.policy.label(),
-                trial.source.name(),
-                anyhow::Error::new(error)
-            )),
+            Err(error) => {
+                let named = matches!(&error, TrialError::Run(run) if matches!(**run, RunError::Simulation { .. }));
+                let words = format!("{:#}", anyhow::Error::new(error));
+                failures.push(match named {
+                    true => words,
+                    false => {
+                        let (policy, source) = (trial.policy.label(), trial.source.name());
+                        format!("{policy} on {source}: {words}")
+                    }
+                });
+            }
         }
     }
     failures.dedup();
     for failure in &failures {
         say(failure);
     }
-    let code = if failures.is_empty() {
+    let nothing = runs.iter().all(|run| run.metrics.completed == 0);
+    if nothing && !runs.is_empty() {
+        say("nothing completed");
+    }
+    let code = if failures.is_empty() && !nothing {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -111,15 +148,15 @@ pub(super) fn sort_out(
     (runs, code)
 }
 
-/// These trials once more, for their plots.
+/// These trials once more, for their plots; those that fail have been named before.
 pub(super) fn details<'a>(
     trials: impl Iterator<Item = &'a Trial>,
     catalog: &Catalog,
-) -> anyhow::Result<Vec<RunDetail>> {
+) -> Vec<RunDetail> {
     trials
-        .map(|trial| {
-            let (experiment, run) = trial.run(catalog)?;
-            Ok(RunDetail {
+        .filter_map(|trial| {
+            let (experiment, run) = trial.run(catalog).ok()?;
+            Some(RunDetail {
                 condition: trial.condition.map(|it| it.to_string()),
                 ..RunDetail::from_run(&experiment, &run)
             })

@@ -4,14 +4,13 @@
 //!
 //! With `--out` each finished run is noted at once. The same command goes on where it was interrupted.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Subcommand;
 
-use super::args::{FleetArgs, Level, OutputArgs, policies, seeds};
+use super::args::{FleetArgs, Level, OutputArgs, SeedArgs, distinct, policies};
 use super::{output, progress, tables};
 use crate::experiments::{
     Condition, Journal, Part, Runner, Suite, compare, scoreboard, standard_policies,
@@ -22,6 +21,8 @@ use crate::topology::Topology;
 use crate::traces::{ReadOptions, TraceError};
 use crate::workloads::{Generator, SourceError, WorkloadSource};
 
+/// Number of seeds where none is given.
+const USUAL_SEEDS: u16 = 3;
 const BASELINE: &str = "default";
 
 /// Policies of the quick standard suite and of the stress suite.
@@ -91,12 +92,8 @@ struct SuiteArgs {
     /// Fewer workloads and pools, and of the standard suite fewer policies: a few minutes on two cores
     #[arg(long)]
     quick: bool,
-    /// Number of seeds
-    #[arg(long, value_name = "N", default_value = "3")]
-    seeds: NonZeroUsize,
-    /// First seed
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    seeds: SeedArgs,
     /// Policies, each compared with default; absent: all in the standard suite, five in the other and
     /// where it is quick
     #[arg(long, value_name = "P,P,…", value_delimiter = ',')]
@@ -117,30 +114,48 @@ pub(super) fn main(
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
     let (common, parts) = match args {
-        Args::Standard(args) => (&args.common, vec![args.part(catalog)?]),
-        Args::Stress(args) => (&args.common, args.parts(catalog)?),
+        Args::Standard(args) => (&args.common, vec![args.part(output, catalog)?]),
+        Args::Stress(args) => (&args.common, args.parts(output, catalog)?),
     };
     let suite = Suite {
         parts,
         engine: common.fleet.engine()?,
-        seeds: seeds(common.seed, common.seeds),
+        seeds: common.seeds.list(USUAL_SEEDS)?,
         size: common.size,
     };
+    for cell in suite.cells() {
+        cell.check(cell.source.default_scale().load)?;
+    }
+    output::prepare(output)?;
     let journal = output
         .out
         .as_deref()
         .map(|folder| Journal::open(folder, common.fresh))
         .transpose()?;
     if let Some(finished) = journal.as_ref().map(Journal::finished).filter(|it| *it > 0) {
-        output::say(&format!(
+        output.note(&format!(
             "going on after {finished} finished runs; --fresh begins anew"
         ));
     }
+    Ok(output::outcome(run(
+        &suite,
+        journal.as_ref(),
+        output,
+        catalog,
+    )))
+}
+
+fn run(
+    suite: &Suite,
+    journal: Option<&Journal>,
+    output: &OutputArgs,
+    catalog: &Catalog,
+) -> anyhow::Result<ExitCode> {
     let bar = progress::bar(output, suite.runs());
     let runner = Runner {
         catalog,
         threads: output.threads(),
-        journal: journal.as_ref(),
+        journal,
         finished: &|| bar.inc(1),
     };
     let mut code = ExitCode::SUCCESS;
@@ -177,7 +192,7 @@ pub(super) fn main(
 }
 
 impl StandardArgs {
-    fn part(&self, catalog: &Catalog) -> anyhow::Result<Part> {
+    fn part(&self, output: &OutputArgs, catalog: &Catalog) -> anyhow::Result<Part> {
         let quick = self.common.quick;
         let policies = self.common.policies(catalog, || {
             if quick {
@@ -194,7 +209,7 @@ impl StandardArgs {
             Generator::ALL.map(WorkloadSource::Generated).to_vec()
         };
         if let Some(folder) = &self.traces {
-            sources.extend(traces(folder)?);
+            sources.extend(traces(folder, output)?);
         }
         let standard: &[&str] = if quick {
             &QUICK_TOPOLOGIES
@@ -207,13 +222,13 @@ impl StandardArgs {
                 .map(|name| name.parse())
                 .collect::<Result<_, _>>()?
         } else {
-            self.topologies.clone()
+            distinct(self.topologies.iter().copied())
         };
         let settings = self.common.fleet.settings();
         Ok(Part {
             condition: None,
             policies,
-            sources,
+            sources: WorkloadSource::distinct(sources),
             topologies,
             loads: distinct(self.loads.iter().map(|level| level.load())),
             searched: settings.clone(),
@@ -223,7 +238,7 @@ impl StandardArgs {
 }
 
 impl StressArgs {
-    fn parts(&self, catalog: &Catalog) -> anyhow::Result<Vec<Part>> {
+    fn parts(&self, output: &OutputArgs, catalog: &Catalog) -> anyhow::Result<Vec<Part>> {
         let quick = QUICK_POLICIES.map(str::to_owned).to_vec();
         let policies = self.common.policies(catalog, || Ok(quick))?;
         let settings = self.common.fleet.settings();
@@ -234,7 +249,7 @@ impl StressArgs {
         };
         let is_file = |policy: &Policy| Path::new(policy.label()).is_file();
         if policies.iter().any(is_file) && conditions.iter().any(|it| it.changes_policies()) {
-            output::say("priors are changed of the named policy regime-aware, not of policy files");
+            output.note("priors are changed of the named policy regime-aware, not of policy files");
         }
         let mut parts = Vec::new();
         for condition in conditions {
@@ -266,19 +281,8 @@ impl SuiteArgs {
     }
 }
 
-/// Each once, in the order given.
-fn distinct<T: PartialEq>(given: impl Iterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    for one in given {
-        if !distinct.contains(&one) {
-            distinct.push(one);
-        }
-    }
-    distinct
-}
-
-/// Every trace in `folder`, in the order of names; files that are none are passed over.
-fn traces(folder: &Path) -> anyhow::Result<Vec<WorkloadSource>> {
+/// Every trace in `folder`, in the order of names; files that are none are passed over, which is said.
+fn traces(folder: &Path, output: &OutputArgs) -> anyhow::Result<Vec<WorkloadSource>> {
     let name = folder.display();
     let mut files = std::fs::read_dir(folder)
         .and_then(|entries| {
@@ -294,7 +298,9 @@ fn traces(folder: &Path) -> anyhow::Result<Vec<WorkloadSource>> {
         let file = format!("trace:{}", file.display());
         match WorkloadSource::open(&file, &ReadOptions::default()) {
             Ok(source) => sources.push(source),
-            Err(SourceError::Trace(TraceError::UnknownFormat { .. })) => {}
+            Err(SourceError::Trace(TraceError::UnknownFormat { file, .. })) => {
+                output.note(&format!("passed over, since it is no trace: {file}"));
+            }
             Err(error) => return Err(error.into()),
         }
     }

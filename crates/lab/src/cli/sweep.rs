@@ -2,20 +2,22 @@
 
 //! `regime-lab sweep`: a grid of policy parameters.
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
-use super::args::{OutputArgs, ScenarioArgs, seeds};
+use super::args::{OutputArgs, ScenarioArgs, SeedArgs};
 use super::{output, progress, tables};
-use crate::experiments::{Axis, Runner, Trial, grid, mark_pareto};
-use crate::policies::Catalog;
+use crate::experiments::{Axis, Cell, Runner, Trial, grid, mark_pareto};
+use crate::policies::{Catalog, Policy};
 use crate::results::Results;
 use crate::topology::Topology;
+
+/// Number of seeds where none is given.
+const USUAL_SEEDS: u16 = 5;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Parameter and values to try, such as calibrated.price_per_waiting=1,2,4; omega and tau stand for
-    /// those of all rows of the paper's table
+    /// those of all rows of the paper's table and switch to cost=paper, in which calibrated.… means nothing
     #[arg(long = "param", value_name = "NAME=V,V,…", required = true)]
     axes: Vec<Axis>,
     /// Policy type that has these parameters
@@ -27,12 +29,8 @@ pub(super) struct Args {
     /// Number of workers, such as 4, or prefill and decode workers, such as 2P3D
     #[arg(long, value_name = "T", default_value = "4")]
     topology: Topology,
-    /// Number of seeds
-    #[arg(long, value_name = "N", default_value = "5")]
-    seeds: NonZeroUsize,
-    /// First seed
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    seeds: SeedArgs,
     #[command(flatten)]
     scenario: ScenarioArgs,
 }
@@ -43,9 +41,25 @@ pub(super) fn main(
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
     let policies = grid(&args.policy, &args.axes, catalog)?;
-    let cell = args.scenario.cell(&args.workload, args.topology)?;
-    let seeds = seeds(args.seed, args.seeds);
-    let searches = args.scenario.load.searches(1);
+    let seeds = args.seeds.list(USUAL_SEEDS)?;
+    let cell = args
+        .scenario
+        .cell(&args.workload, args.topology, seeds.len(), output)?;
+    output::prepare(output)?;
+    Ok(output::outcome(run(
+        args, &cell, &policies, &seeds, output, catalog,
+    )))
+}
+
+fn run(
+    args: &Args,
+    cell: &Cell,
+    policies: &[Policy],
+    seeds: &[u64],
+    output: &OutputArgs,
+    catalog: &Catalog,
+) -> anyhow::Result<ExitCode> {
+    let searches = args.scenario.load.searches(std::slice::from_ref(cell));
     let bar = progress::bar(output, searches + seeds.len() * policies.len());
     let runner = Runner {
         catalog,
@@ -53,13 +67,13 @@ pub(super) fn main(
         journal: None,
         finished: &|| bar.inc(1),
     };
-    let (offered, load) = args.scenario.load.offered(&cell, &runner)?;
+    let (found, load) = args.scenario.load.offered(cell, &runner)?;
     let trials: Vec<Trial> = seeds
         .iter()
         .flat_map(|seed| {
             policies
                 .iter()
-                .map(|policy| cell.trial(policy.clone(), offered, load, *seed))
+                .map(|policy| cell.trial(policy.clone(), found, load, *seed))
         })
         .collect();
     bar.set_length(bar.position() + trials.len() as u64);
@@ -67,7 +81,7 @@ pub(super) fn main(
     bar.finish_and_clear();
     let points = mark_pareto(&mut runs);
     let results = Results::new(output::provenance(), runs);
-    let first_seed = trials.iter().filter(|trial| trial.scale.seed == args.seed);
+    let first_seed = trials.iter().filter(|trial| trial.scale.seed == seeds[0]);
     output::finish(
         output,
         &results,

@@ -6,11 +6,12 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
 use crate::experiments::{
-    Comparison, Overall, P99_MATTERS_MS, ParetoPoint, Score, Standing, Verdict, VsBest, overall,
+    Comparison, Overall, P99_MATTERS_MS, ParetoPoint, Score, Standing, Verdict, VsBest,
+    not_reached, overall,
 };
 use crate::metrics::Distribution;
 use crate::results::{Results, RunEntry};
-use crate::run::Load;
+use crate::run::{Load, load_words};
 
 /// Metrics that comparisons show, with their headings.
 const SHOWN: [(&str, &str); 5] = [
@@ -37,15 +38,6 @@ pub(super) fn table(head: &[&str], numbers: bool) -> Table {
         }
     }
     table
-}
-
-/// `knee`, `20`.
-pub(super) fn load(load: Option<Load>) -> String {
-    match load {
-        None => "-".into(),
-        Some(Load::Level(level)) => level.to_string(),
-        Some(Load::Number(number)) => decimals(number, 2),
-    }
 }
 
 /// One run, a line for each metric.
@@ -96,15 +88,18 @@ pub(super) fn replay(run: &RunEntry) -> String {
         facts.add_row([name.to_owned(), value]);
     }
     let head = format!(
-        "{} on {} at load {}, {} × {}, seed {}; simulated",
+        "{} on {} at {}, {} × {}, seed {}; simulated",
         run.policy,
         run.workload,
-        load(run.load),
+        load_words(run.load, run.offered),
         run.topology,
         run.engine,
         run.seed
     );
     let mut text = format!("{head}\n{lines}\n{facts}");
+    if let Some(note) = not_reached(run) {
+        text += &format!("\n{note}");
+    }
     if metrics.completed == 0 {
         text += "\nnothing completed: this run ranks nowhere";
     }
@@ -154,9 +149,9 @@ pub(super) fn comparisons(comparisons: &[Comparison]) -> String {
             lines.add_row(cells);
         }
         let (topology, engine, baseline) = (&first.topology, &first.engine, &first.baseline);
-        let load = load(first.load);
+        let load = load_words(first.load, first.offered);
         text += &format!(
-            "{} at load {load}, {topology} × {engine}: ratio to {baseline} [95 % interval]\n{lines}\n",
+            "{} at {load}, {topology} × {engine}: ratio to {baseline} [95 % interval]\n{lines}\n",
             first.workload
         );
         let mut notes: Vec<&String> = cell.iter().flat_map(|it| &it.notes).collect();
@@ -201,7 +196,7 @@ pub(super) fn scoreboard(results: &Results, baseline: &str) -> String {
         if loads.len() > 1 {
             by_load = true;
             for (at, overall) in &loads {
-                text += &overall_table(&format!("load {}", load(*at)), overall);
+                text += &overall_table(&load_words(*at, None), overall);
             }
         }
         text += &scores_table(name, &scores);
@@ -373,7 +368,7 @@ fn same_cell(a: &Comparison, b: &Comparison) -> bool {
         (
             it.condition.clone(),
             it.workload.clone(),
-            load(it.load),
+            it.load.map(|load| load.to_string()),
             it.topology.clone(),
             it.engine.clone(),
         )

@@ -23,15 +23,10 @@ pub(super) struct CheckArgs {
     file: PathBuf,
     #[command(flatten)]
     traces: TraceArgs,
-    /// Pass over this field where unknown fields are refused
-    #[arg(long = "ignore-field", value_name = "NAME")]
-    ignored_fields: Vec<String>,
 }
 
 pub(super) fn check(args: &CheckArgs, output: &OutputArgs) -> anyhow::Result<ExitCode> {
-    let mut options = args.traces.options();
-    options.ignored_fields.clone_from(&args.ignored_fields);
-    match Trace::read(&args.file, &options) {
+    match Trace::read(&args.file, &args.traces.options()) {
         Ok(trace) => {
             if output.json {
                 output::print(&serde_json::to_string_pretty(&trace.summary)?);

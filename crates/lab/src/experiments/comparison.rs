@@ -3,8 +3,9 @@
 //! Policies against a baseline, seed by seed, and what may be claimed from it.
 //!
 //! In each cell every policy is paired with the baseline by seed. A winner is claimed only where the 95 %
-//! interval of the ratio leaves out 1; never from a single seed, from a P99 of fewer than 100 samples, or
-//! without contention.
+//! interval of the ratio leaves out 1 and the ratio is at least half a percent away from it; never from a
+//! single seed, from a P99 of fewer than 100 samples, or without contention. Less than half a percent
+//! nobody would notice, however sure it is. Seeds that all give the same run count as one.
 //! A run that completes nothing has no latency to be proud of: it is named and not ranked (field
 //! report BR-19).
 //!
@@ -19,6 +20,7 @@ use super::statistics::{Ratio, geometric_mean};
 use crate::metrics::Metrics;
 use crate::results::RunEntry;
 use crate::run::Load;
+use crate::workloads::OfferedLoad;
 
 /// Something to compare.
 pub(super) struct Measure {
@@ -75,6 +77,9 @@ pub struct Comparison {
     /// Load of the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
+    /// The rate or the sessions at once that this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offered: Option<OfferedLoad>,
     /// Topology of the cell.
     pub topology: String,
     /// Engine of the cell.
@@ -104,11 +109,11 @@ pub struct Measured {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The policy is better: the interval leaves out 1.
+    /// The policy is better: the interval leaves out 1, and the ratio is half a percent away from it.
     Better,
-    /// The policy is worse: the interval leaves out 1.
+    /// The policy is worse, likewise.
     Worse,
-    /// The interval contains 1.
+    /// The interval contains 1, or the ratio is less than half a percent away from it.
     NotDistinguishable,
     /// At most one request at a time: no policy can matter.
     NoContention,
@@ -167,6 +172,9 @@ impl Comparison {
     }
 }
 
+/// A ratio nearer to 1 than this, or its inverse, is no difference.
+const MATTERS: f64 = 1.005;
+
 const NO_CONTENTION: &str = "no contention, policies not distinguishable";
 
 /// Every policy against `baseline`, cell by cell, in the order of the runs. A cell without a run of the
@@ -193,16 +201,22 @@ fn compare_cell(cell: &CellRuns<'_>, baseline: &str) -> Vec<Comparison> {
                 .map(|(mine, base)| (&mine.metrics, &base.metrics))
                 .collect();
             let first = cell.first;
+            let same = same_in_all(&pairs);
+            let counted = if same { &pairs[..1] } else { &pairs[..] };
             Comparison {
                 policy: policy.to_owned(),
                 baseline: baseline.to_owned(),
                 condition: first.condition.clone(),
                 workload: first.workload.clone(),
                 load: first.load,
+                offered: first.offered,
                 topology: first.topology.clone(),
                 engine: first.engine.clone(),
-                metrics: measure(&pairs, contention),
-                notes: notes(policy, baseline, &pairs, contention),
+                metrics: measure(counted, contention),
+                notes: not_reached(first)
+                    .into_iter()
+                    .chain(notes(policy, baseline, &pairs, contention))
+                    .collect(),
             }
         })
         .collect()
@@ -241,7 +255,7 @@ fn measure(pairs: &[(&Metrics, &Metrics)], contention: bool) -> BTreeMap<String,
             Verdict::FewSamples
         } else if ratio.pairs == 1 {
             Verdict::OneSeed
-        } else if !ratio.differs() {
+        } else if !ratio.differs() || ratio.ratio.max(1.0 / ratio.ratio) < MATTERS {
             Verdict::NotDistinguishable
         } else if (ratio.ratio < 1.0) == less_is_better {
             Verdict::Better
@@ -263,6 +277,25 @@ fn measure(pairs: &[(&Metrics, &Metrics)], contention: bool) -> BTreeMap<String,
 
 fn few(metrics: &Metrics) -> bool {
     metrics.ttft_ms.is_none_or(|ttft| ttft.p99_from_few)
+}
+
+/// Whether seeds make no difference to either policy.
+fn same_in_all(pairs: &[(&Metrics, &Metrics)]) -> bool {
+    pairs.len() > 1 && pairs.windows(2).all(|two| two[0] == two[1])
+}
+
+/// What to know of a load that a search did not reach.
+pub(crate) fn not_reached(run: &RunEntry) -> Option<String> {
+    let RunEntry {
+        workload,
+        load,
+        topology,
+        ..
+    } = run;
+    let load = load.filter(|_| run.load_not_reached)?;
+    Some(format!(
+        "{workload} on {topology} never reached {load}: the highest load tried stands for it"
+    ))
 }
 
 fn notes(
@@ -295,6 +328,17 @@ fn notes(
     }
     if !contention {
         notes.push(NO_CONTENTION.into());
+    }
+    if same_in_all(pairs) {
+        notes.push(format!(
+            "all {} seeds of {policy} and {baseline} gave the same run: they count as one",
+            pairs.len()
+        ));
+    }
+    if !pairs.is_empty() && pairs.iter().all(|(mine, base)| mine == base) {
+        notes.push(format!(
+            "{policy} and {baseline} gave the same runs: there was nothing to choose, or they choose alike"
+        ));
     }
     if pairs.iter().any(|(mine, base)| few(mine) || few(base)) {
         notes.push("P99 from fewer than 100 samples claims nothing".into());
@@ -364,6 +408,8 @@ mod tests {
             condition: None,
             workload: "w".into(),
             load: Some(Load::Level(LoadLevel::Knee)),
+            offered: None,
+            load_not_reached: false,
             topology: "4".into(),
             engine: "e".into(),
             seed,
@@ -419,6 +465,49 @@ mod tests {
     }
 
     #[test]
+    fn less_than_half_a_percent_is_no_difference_however_sure() {
+        let with = |mine_ms| {
+            let runs: Vec<_> = (1..=3)
+                .flat_map(|seed| {
+                    let scale = seed as f64;
+                    [
+                        run("default", seed, 100.0 * scale),
+                        run("mine", seed, mine_ms * scale),
+                    ]
+                })
+                .collect();
+            verdict(&runs, "ttft_ms.mean")
+        };
+        assert_eq!(with(99.6), Verdict::NotDistinguishable);
+        assert_eq!(with(100.4), Verdict::NotDistinguishable);
+        assert_eq!((with(99.0), with(101.0)), (Verdict::Better, Verdict::Worse));
+    }
+
+    #[test]
+    fn seeds_that_do_not_vary_count_as_one() {
+        let runs: Vec<_> = (1..=3)
+            .flat_map(|seed| [run("default", seed, 100.0), run("mine", seed, 50.0)])
+            .collect();
+        let comparison = &compare(&runs, "default")[0];
+        let mean = &comparison.metrics["ttft_ms.mean"];
+        assert_eq!((mean.ratio.pairs, mean.ratio.low), (1, None));
+        assert_eq!(mean.verdict, Verdict::OneSeed);
+        assert_eq!(
+            comparison.notes,
+            ["all 3 seeds of mine and default gave the same run: they count as one"]
+        );
+    }
+
+    #[test]
+    fn policies_that_give_the_same_runs_are_said_to() {
+        let runs: Vec<_> = (1..=2)
+            .flat_map(|seed| ["default", "mine"].map(|policy| run(policy, seed, seed as f64)))
+            .collect();
+        let notes = &compare(&runs, "default")[0].notes;
+        assert!(notes[0].starts_with("mine and default gave the same runs"));
+    }
+
+    #[test]
     fn one_seed_claims_nothing() {
         let runs = [run("default", 1, 100.0), run("mine", 1, 50.0)];
         assert_eq!(verdict(&runs, "ttft_ms.mean"), Verdict::OneSeed);
@@ -430,8 +519,8 @@ mod tests {
         let mut runs = [
             run("default", 1, 100.0),
             run("mine", 1, 50.0),
-            run("default", 2, 100.0),
-            run("mine", 2, 50.0),
+            run("default", 2, 200.0),
+            run("mine", 2, 100.0),
         ];
         runs[1].metrics.ttft_ms = Distribution::of(vec![50.0; 99]);
         assert_eq!(verdict(&runs, "ttft_ms.p99"), Verdict::FewSamples);

@@ -139,6 +139,8 @@ mod tests {
             condition: None,
             workload: "w".into(),
             load: None,
+            offered: None,
+            load_not_reached: false,
             topology: "4".into(),
             engine: "e".into(),
             seed,

@@ -17,10 +17,11 @@ mod suite;
 mod sweep;
 mod trial;
 
+pub(crate) use comparison::not_reached;
 pub use comparison::{Comparison, Measured, Overall, Verdict, compare, overall};
 pub use condition::{Condition, ConditionError};
 pub use journal::{JOURNAL, Journal};
-pub use load_search::{Cell, Levels, SearchError, runs_of_searches, search, searches};
+pub use load_search::{Cell, Found, Levels, SearchError, runs_of_searches, search, searches};
 pub use scoreboard::{Family, P99_MATTERS_MS, Score, Standing, VsBest, scoreboard};
 pub use statistics::Ratio;
 pub use suite::{Part, Suite, standard_policies, standard_requests};

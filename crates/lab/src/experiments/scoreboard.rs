@@ -329,6 +329,8 @@ mod tests {
             condition: None,
             workload: workload.into(),
             load: Some(Load::Level(LoadLevel::Knee)),
+            offered: None,
+            load_not_reached: false,
             topology: "4".into(),
             engine: "e".into(),
             seed,

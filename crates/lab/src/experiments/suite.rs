@@ -55,14 +55,15 @@ pub struct Part {
 pub fn standard_requests(source: &WorkloadSource, workers: usize) -> usize {
     let on_four: f64 = match source {
         WorkloadSource::Generated(generator) => match generator {
-            Generator::Chat => 1_600.0,
-            Generator::MixedLengths | Generator::Agentic => 600.0,
+            // Sessions must be many enough to take all seats of 32 workers.
+            Generator::Chat => 2_000.0,
+            Generator::Paper | Generator::PaperMixed => 1_300.0,
+            Generator::Agentic => 1_300.0,
             Generator::HotspotShift
             | Generator::ColdBurst
             | Generator::WorkingSet
-            | Generator::DecodeHeavy
-            | Generator::Paper
-            | Generator::PaperMixed => 800.0,
+            | Generator::DecodeHeavy => 800.0,
+            Generator::MixedLengths => 600.0,
         },
         WorkloadSource::Recorded(_) => 500.0,
     };
@@ -105,7 +106,7 @@ impl Suite {
         let in_cells = self
             .places()
             .map(|(part, ..)| part.loads.len() * self.seeds.len() * part.policies.len());
-        runs_of_searches(self.cells().len()) + in_cells.sum::<usize>()
+        runs_of_searches(&self.cells()) + in_cells.sum::<usize>()
     }
 
     /// The loads of [every cell](Self::cells).
@@ -193,12 +194,17 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::experiments::Found;
     use crate::workloads::OfferedLoad;
 
+    const fn found(rate: f64) -> Found {
+        Found::given(OfferedLoad::Rate(rate))
+    }
+
     const LEVELS: Levels = Levels {
-        light: OfferedLoad::Rate(1.0),
-        knee: OfferedLoad::Rate(2.0),
-        saturated: OfferedLoad::Rate(3.0),
+        light: found(1.0),
+        knee: found(2.0),
+        saturated: found(3.0),
     };
 
     fn policies() -> Vec<Policy> {
@@ -247,12 +253,12 @@ mod tests {
         let trials = suite.trials(&[Some(LEVELS); 4]);
         // 4 cells, 3 levels, 3 seeds, 2 policies.
         assert_eq!((trials.len(), distinct_keys(&trials)), (72, 72));
-        // A search takes 10 runs.
-        assert_eq!(suite.runs(), 4 * 10 + 72);
+        // A search takes at most 20 runs in an open loop and 58 in a closed one.
+        assert_eq!(suite.runs(), 2 * 20 + 2 * 58 + 72);
         let unsearched = [Some(LEVELS), None, None, None];
         assert_eq!(suite.trials(&unsearched).len(), 18);
-        // A tenth of 1600 for four workers, and half of that for one.
-        assert_eq!(trials[0].scale.requests, 80);
+        // A tenth of 2000 for four workers, and half of that for one.
+        assert_eq!(trials[0].scale.requests, 100);
     }
 
     #[test]
@@ -269,7 +275,7 @@ mod tests {
         );
         // 12 cells, twice 5, 5 and 8; 3 seeds and 2 policies at one load.
         let runs = (12 + 10 + 5 + 8) * 6;
-        assert_eq!(suite.runs(), 26 * 10 + runs);
+        assert_eq!(suite.runs(), 24 * 20 + 2 * 58 + runs);
         let trials = suite.trials(&vec![Some(LEVELS); 26]);
         assert_eq!((trials.len(), distinct_keys(&trials)), (runs, runs));
     }
@@ -281,7 +287,7 @@ mod tests {
         let levels: Vec<_> = (0..26)
             .map(|number| {
                 Some(Levels {
-                    knee: OfferedLoad::Rate(f64::from(number)),
+                    knee: found(f64::from(number)),
                     ..LEVELS
                 })
             })

@@ -4,12 +4,14 @@
 //!
 //! An axis is a parameter with its values: `calibrated.price_per_waiting=1,2,4`. The names are those of
 //! the router-policy file, a dot for each level. `omega` and `tau` stand for that entry in all rows of
-//! the paper's table and select the paper's cost, the only one that has them.
+//! the paper's table and select the paper's cost, the only one that has them. A parameter of a cost that
+//! is not selected would change nothing, so `calibrated.…` beside those, and `paper.…` without `cost=paper`,
+//! are refused.
 //!
 //! The paper's rows are given whole or not at all, so a policy of our own type starts from its whole
 //! defaults; others get the named parameters alone.
 
-use regime_policy::{POLICY_TYPE, Parameters};
+use regime_policy::{CostModel, POLICY_TYPE, Parameters};
 use serde_json::{Map, Value, json};
 
 use crate::policies::{Catalog, Policy, PolicyError};
@@ -67,6 +69,10 @@ impl std::str::FromStr for Axis {
 /// # Errors
 /// When the policy is unknown or Dynamo refuses a combination, before anything is run.
 pub fn grid(name: &str, axes: &[Axis], catalog: &Catalog) -> Result<Vec<Policy>, PolicyError> {
+    check(name, axes).map_err(|problem| PolicyError::Refused {
+        name: name.to_owned(),
+        problem,
+    })?;
     let mut points: Vec<Vec<(&str, &Value)>> = vec![Vec::new()];
     for axis in axes {
         points = points
@@ -85,10 +91,7 @@ pub fn grid(name: &str, axes: &[Axis], catalog: &Catalog) -> Result<Vec<Policy>,
         .map(|point| {
             let set: Vec<_> = point
                 .iter()
-                .map(|(name, value)| match value {
-                    Value::String(text) => format!("{name}={text}"),
-                    value => format!("{name}={value}"),
-                })
+                .map(|(name, value)| format!("{name}={}", text(value)))
                 .collect();
             let label = format!("{name} {}", set.join(" "));
             let policy =
@@ -97,6 +100,63 @@ pub fn grid(name: &str, axes: &[Axis], catalog: &Catalog) -> Result<Vec<Policy>,
             Ok(policy)
         })
         .collect()
+}
+
+/// Refuses a parameter that is given twice or that would change nothing.
+fn check(policy: &str, axes: &[Axis]) -> Result<(), String> {
+    for (index, axis) in axes.iter().enumerate() {
+        if axes[..index].iter().any(|before| before.name == axis.name) {
+            return Err(format!(
+                "parameter {} is given twice; allowed is once, with all its values",
+                axis.name
+            ));
+        }
+    }
+    if policy != POLICY_TYPE {
+        return Ok(());
+    }
+    let short = axes.iter().find(|axis| is_short(&axis.name));
+    let cost = axes.iter().find(|axis| axis.name == "cost");
+    if let (Some(short), Some(_)) = (short, cost) {
+        return Err(format!(
+            "parameter {} selects cost=paper; it cannot be given together with cost",
+            short.name
+        ));
+    }
+    let usual = [json!(CostModel::default())];
+    let paper = [json!(CostModel::Paper)];
+    let costs = match (short, cost) {
+        (Some(_), _) => &paper[..],
+        (None, Some(cost)) => &cost.values,
+        (None, None) => &usual,
+    };
+    for axis in axes {
+        let needed = match axis.name.split_once('.') {
+            Some(("calibrated", _)) => json!(CostModel::Calibrated),
+            Some(("paper", _)) => json!(CostModel::Paper),
+            _ => continue,
+        };
+        if let Some(other) = costs.iter().find(|cost| **cost != needed) {
+            return Err(format!(
+                "parameter {} changes nothing with cost={}; allowed with cost={} alone",
+                axis.name,
+                text(other),
+                text(&needed)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the name stands for an entry of all rows of the paper's table.
+fn is_short(name: &str) -> bool {
+    matches!(name, "omega" | "tau")
+}
+
+fn text(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn parameters(policy: &str, point: &[(&str, &Value)]) -> Map<String, Value> {
@@ -109,7 +169,7 @@ fn parameters(policy: &str, point: &[(&str, &Value)]) -> Map<String, Value> {
         _ => Map::new(),
     };
     for (name, value) in point {
-        if ours && matches!(*name, "omega" | "tau") {
+        if ours && is_short(name) {
             set(&mut all, "cost", &json!("paper"));
             for row in ROWS {
                 set(&mut all, &format!("paper.{row}.{name}"), value);
@@ -277,6 +337,30 @@ mod tests {
         }
         let error = grid("random", &axes(&["omega=1"]), &Catalog::default()).unwrap_err();
         assert!(error.to_string().contains("no parameters"), "{error}");
+    }
+
+    #[test]
+    fn a_parameter_given_twice_or_without_effect_is_refused() {
+        let refused = |given: &[&str]| {
+            let error = grid("regime-aware", &axes(given), &Catalog::default()).unwrap_err();
+            error.to_string()
+        };
+        assert!(refused(&["omega=1", "omega=2"]).contains("omega is given twice"));
+        for (given, words) in [
+            (
+                ["omega=1", "calibrated.price_cap=2"],
+                "calibrated.price_cap changes nothing with cost=paper",
+            ),
+            (["tau=1", "cost=paper"], "tau selects cost=paper"),
+            (
+                ["cost=paper,calibrated", "paper.below.omega=1"],
+                "paper.below.omega changes nothing with cost=calibrated",
+            ),
+        ] {
+            let error = refused(&given);
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(refused(&["paper.below.omega=1"]).contains("changes nothing with cost=calibrated"));
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Trial {
     pub scale: Scale,
     /// How heavy that is, for the record.
     pub load: Load,
+    /// Whether a search got as far as that load is defined; true where nothing was searched.
+    pub load_reached: bool,
     /// What each worker runs.
     pub engine: Engine,
     /// How many workers.
@@ -88,6 +90,16 @@ impl Trial {
         format!("{:016x}", hasher.finish())
     }
 
+    /// What results say of a run of it.
+    #[must_use]
+    pub fn entry(&self, experiment: &Experiment, run: &Run) -> RunEntry {
+        RunEntry {
+            condition: self.condition.map(|it| it.to_string()),
+            load_not_reached: !self.load_reached,
+            ..RunEntry::new(experiment, run)
+        }
+    }
+
     fn run_on(
         &self,
         workload: Arc<Workload>,
@@ -100,6 +112,7 @@ impl Trial {
             topology: self.topology,
             seed: self.scale.seed,
             load: Some(self.load),
+            offered: Some(self.scale.load),
             settings: self.settings.clone(),
         };
         let run = experiment.run(catalog).map_err(Arc::new)?;
@@ -156,10 +169,7 @@ impl Runner<'_> {
             return Ok(known.clone());
         }
         let (experiment, run) = trial.run_on(workload()?, self.catalog)?;
-        let entry = RunEntry {
-            condition: trial.condition.map(|it| it.to_string()),
-            ..RunEntry::new(&experiment, &run)
-        };
+        let entry = trial.entry(&experiment, &run);
         if let Some(journal) = self.journal {
             journal.add(key, &entry).map_err(Arc::new)?;
         }

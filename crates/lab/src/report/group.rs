@@ -13,7 +13,7 @@ use super::RunDetail;
 use crate::experiments::Comparison;
 use crate::metrics::Metrics;
 use crate::results::{Results, RunEntry};
-use crate::run::Load;
+use crate::run::{Load, load_words};
 
 /// Policies with a colour of their own.
 pub(super) const COLOURS: usize = 7;
@@ -24,7 +24,10 @@ pub(super) struct Group<'a> {
     pub(super) condition: Option<&'a str>,
     pub(super) workload: &'a str,
     pub(super) topology: &'a str,
+    /// `knee`, `20`, or nothing.
     pub(super) load: String,
+    /// The same in words.
+    pub(super) load_words: String,
     pub(super) engine: &'a str,
     /// The one seed that is drawn, for all policies.
     pub(super) seed: Option<u64>,
@@ -45,9 +48,9 @@ pub(super) struct Row<'a> {
 impl Group<'_> {
     /// What the group compares on, in words.
     pub(super) fn title(&self) -> String {
-        let load = match self.load.as_str() {
+        let load = match self.load_words.as_str() {
             "" => String::new(),
-            load => format!(" · load {load}"),
+            words => format!(" · {words}"),
         };
         let condition = match self.condition {
             None => String::new(),
@@ -143,6 +146,7 @@ pub(super) fn groups<'a>(results: &'a Results, details: &'a [RunDetail]) -> Vec<
                 workload: &run.workload,
                 topology: &run.topology,
                 load,
+                load_words: load_words(run.load, run.offered),
                 engine: &run.engine,
                 seed: None,
                 rows: Vec::new(),

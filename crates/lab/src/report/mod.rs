@@ -53,7 +53,7 @@ pub enum ReportError {
 
 /// Write [`PAGE`] and its plots into `dir`, which is made if need be. Runs without a detail are in the tables
 /// and in the plot of throughput against TTFT only. Each file is written beside its place and then moved, the
-/// page last, so that a reader never sees half of one.
+/// page last, so that a reader never sees half of one. Plots of an earlier page in that folder go.
 ///
 /// # Errors
 /// Of the file system, and when a plot cannot be drawn.
@@ -75,6 +75,14 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
         .map(|plot| (plot.file.as_str(), plot.file_text()));
     for (name, text) in plots.chain([(PAGE, page)]) {
         write_whole(dir, name, &text).map_err(|source| io(&dir.join(name), source))?;
+    }
+    let of_this_page = |name: &str| drawn.iter().flatten().any(|plot| plot.file == name);
+    for entry in std::fs::read_dir(dir).map_err(|source| io(dir, source))? {
+        let path = entry.map_err(|source| io(dir, source))?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| plots::is_ours(name) && !of_this_page(name)) {
+            std::fs::remove_file(&path).map_err(|source| io(&path, source))?;
+        }
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use super::group::{Group, Row, ttft_p99};
 use super::paint::{Axis, Plot, STYLE, Unit, escape, grouped, trimmed};
 use super::plots::MAX_GROUPS;
-use crate::experiments::{Measured, Verdict};
+use crate::experiments::{Comparison, Measured, P99_MATTERS_MS, Verdict, not_reached};
 use crate::metrics::{Distribution, Metrics};
 use crate::results::Results;
 
@@ -19,12 +19,12 @@ body{margin:2rem auto;max-width:96rem;padding:0 1rem;color:var(--ink);background
 h1{margin:0 0 .5rem}h2{margin:3rem 0 .5rem;padding-top:1rem;border-top:1px solid var(--line);overflow-wrap:anywhere}\
 .notice{padding:.5rem .8rem;border-left:4px solid #e69f00;background:var(--stripe)}\
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}\
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}\
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.8rem;font-variant-numeric:tabular-nums}\
 caption{text-align:left;color:var(--soft);padding:.3rem 0}\
-th,td{padding:.25rem .5rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
-thead th{vertical-align:bottom}thead th:first-child{text-align:left}th[scope=row],td.text{text-align:left}th[scope=row]{font-weight:500;max-width:24rem;overflow:hidden;text-overflow:ellipsis}\
+th,td{padding:.25rem .35rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
+thead th{vertical-align:bottom;white-space:normal}thead th:first-child{text-align:left}th[scope=row],td.text{text-align:left}th[scope=row]{font-weight:500;max-width:24rem;white-space:normal;overflow-wrap:anywhere}td.text{white-space:normal}\
 tbody tr:nth-child(even){background:var(--stripe)}td.best{background:var(--best);font-weight:700}\
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,40rem),1fr));gap:1rem 2rem;margin-top:1.5rem}figure{margin:0}figure svg{max-width:100%;height:auto}figcaption,.soft{color:var(--soft);font-size:.875rem}\
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,40rem),1fr));gap:1rem 2rem;margin-top:1.5rem}figure{margin:0}figure svg{width:100%;height:auto}figcaption,.soft{color:var(--soft);font-size:.875rem}\
 section{content-visibility:auto;contain-intrinsic-size:auto 120rem}";
 
 /// Which way a column is better.
@@ -42,6 +42,17 @@ struct Column {
     value: fn(&Metrics) -> Option<f64>,
     /// The sample, if it is a P99.
     sample: Option<fn(&Metrics) -> Option<Distribution>>,
+    /// Its name in comparisons, if it is compared.
+    compared: Option<&'static str>,
+}
+
+impl Column {
+    const fn compared(self, name: &'static str) -> Self {
+        Self {
+            compared: Some(name),
+            ..self
+        }
+    }
 }
 
 const fn column(
@@ -56,6 +67,7 @@ const fn column(
         unit,
         value,
         sample: None,
+        compared: None,
     }
 }
 
@@ -70,23 +82,28 @@ const fn p99(
         unit: Unit::Time,
         value,
         sample: Some(sample),
+        compared: None,
     }
 }
 
-const TTFT_P99: Column = p99("TTFT P99", ttft_p99, |it| it.ttft_ms);
-const GOODPUT: Column = column("goodput", Better::More, Unit::Percent, |it| it.goodput);
-const TOKENS: Column = column("output tokens/s", Better::More, Unit::Plain, |it| {
-    it.output_tokens_per_s
-});
+const TTFT_P99: Column = p99("TTFT P99", ttft_p99, |it| it.ttft_ms).compared("ttft_ms.p99");
+const GOODPUT: Column =
+    column("goodput", Better::More, Unit::Percent, |it| it.goodput).compared("goodput");
+const REQUESTS: Column = column("requests/s", Better::More, Unit::Plain, |it| {
+    it.requests_per_s
+})
+.compared("requests_per_s");
 
 const COLUMNS: [Column; 12] = [
     GOODPUT,
     column("TTFT mean", Better::Less, Unit::Time, |it| {
         it.ttft_ms.map(|it| it.mean)
-    }),
+    })
+    .compared("ttft_ms.mean"),
     column("TTFT P50", Better::Less, Unit::Time, |it| {
         it.ttft_ms.map(|it| it.p50)
-    }),
+    })
+    .compared("ttft_ms.p50"),
     column("TTFT P90", Better::Less, Unit::Time, |it| {
         it.ttft_ms.map(|it| it.p90)
     }),
@@ -100,10 +117,10 @@ const COLUMNS: [Column; 12] = [
         |it| it.e2e_ms.map(|it| it.p99),
         |it| it.e2e_ms,
     ),
-    column("requests/s", Better::More, Unit::Plain, |it| {
-        it.requests_per_s
+    REQUESTS,
+    column("output tokens/s", Better::More, Unit::Plain, |it| {
+        it.output_tokens_per_s
     }),
-    TOKENS,
     column("cache reuse", Better::More, Unit::Percent, |it| {
         it.engine_reuse
     }),
@@ -129,8 +146,9 @@ pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>])
     if groups.is_empty() {
         html.push_str("<p><strong>No runs.</strong> There is nothing to show.</p>\n");
     }
+    scoreboard(&mut html, results);
     if groups.len() > 1 {
-        overview(&mut html, groups);
+        overview(&mut html, results, groups);
     }
     for (index, group) in groups.iter().enumerate() {
         let plots = drawn.get(index).map_or(&[][..], Vec::as_slice);
@@ -166,13 +184,83 @@ fn provenance(html: &mut String, results: &Results) {
     html.push_str("</dl>\n");
 }
 
+/// Each policy over all cells, condition by condition.
+fn scoreboard(html: &mut String, results: &Results) {
+    let Some(first) = results.scoreboard.first() else {
+        return;
+    };
+    let _ = write!(
+        html,
+        "<h2 id=\"scoreboard\">Scoreboard</h2>\n<div class=\"wide\" tabindex=\"0\"><table>\n\
+         <caption>Geometric mean over the cells of the ratio to {}, and the worst cell; a P99 is worst where it is more \
+         than {P99_MATTERS_MS} ms worse. Vs best: to the best other policy of each run. Nothing is claimed here: \
+         the comparisons below do.</caption>\n<thead><tr><th scope=\"col\">policy</th>",
+        escape(&first.baseline)
+    );
+    let conditions = results.scoreboard.iter().any(|it| it.condition.is_some());
+    if conditions {
+        html.push_str("<th scope=\"col\">condition</th>");
+    }
+    for title in [
+        "cells",
+        "seeds",
+        "TTFT mean",
+        "worst",
+        "TTFT P99",
+        "worst",
+        "requests/s",
+        "worst",
+        "goodput",
+        "worst",
+        "mean vs best",
+        "P99 vs best",
+    ] {
+        let _ = write!(html, "<th scope=\"col\">{title}</th>");
+    }
+    html.push_str("</tr></thead>\n<tbody>\n");
+    for score in &results.scoreboard {
+        let _ = write!(html, "<tr><th scope=\"row\">{}</th>", escape(&score.policy));
+        if conditions {
+            let condition = score.condition.as_deref().unwrap_or("–");
+            let _ = write!(html, "<td class=\"text\">{}</td>", escape(condition));
+        }
+        let _ = write!(html, "<td>{}</td><td>{}</td>", score.cells, score.seeds);
+        for standing in [
+            &score.ttft_ms_mean,
+            &score.ttft_ms_p99,
+            &score.requests_per_s,
+            &score.goodput,
+        ] {
+            let number = |value: Option<f64>| value.map_or("–".into(), |it| format!("{it:.3}"));
+            let cell = standing.as_ref().and_then(|it| it.worst_cell.as_deref());
+            let _ = write!(
+                html,
+                "<td>{}</td><td title=\"{}\">{}</td>",
+                number(standing.as_ref().map(|it| it.geo)),
+                escape(cell.unwrap_or_default()),
+                number(standing.as_ref().and_then(|it| it.worst))
+            );
+        }
+        let _ = match score.vs_best {
+            Some(best) => writeln!(
+                html,
+                "<td>{:.3}</td><td>{:.3}</td></tr>",
+                best.ttft_ms_mean, best.ttft_ms_p99
+            ),
+            None => writeln!(html, "<td>–</td><td>–</td></tr>"),
+        };
+    }
+    html.push_str("</tbody></table></div>\n");
+}
+
 /// One line for each group: who wins what.
-fn overview(html: &mut String, groups: &[Group<'_>]) {
+fn overview(html: &mut String, results: &Results, groups: &[Group<'_>]) {
     html.push_str(
         "<h2 id=\"overview\">Overview</h2>\n<div class=\"wide\" tabindex=\"0\"><table>\n\
-         <caption>Best policy of each comparison, by medians over seeds</caption>\n<thead><tr><th scope=\"col\">comparison</th>\
+         <caption>Best policy of each comparison by medians over seeds, where that may be claimed</caption>\n\
+         <thead><tr><th scope=\"col\">comparison</th>\
          <th scope=\"col\">policies</th><th scope=\"col\" colspan=\"2\">least TTFT P99</th>\
-         <th scope=\"col\" colspan=\"2\">most output tokens/s</th>\
+         <th scope=\"col\" colspan=\"2\">most requests/s</th>\
          <th scope=\"col\" colspan=\"2\">most goodput</th></tr></thead>\n<tbody>\n",
     );
     for (index, group) in groups.iter().enumerate() {
@@ -183,24 +271,14 @@ fn overview(html: &mut String, groups: &[Group<'_>]) {
             escape(&group.title()),
             group.rows.len()
         );
-        for column in [&TTFT_P99, &TOKENS, &GOODPUT] {
-            let Some(best) = best(group, column) else {
-                let measured = group.rows.iter().any(|row| value(row, column).is_some());
-                let why = if measured { "no difference" } else { "–" };
-                let _ = write!(html, "<td class=\"text\">{why}</td><td></td>");
+        for column in [&TTFT_P99, &REQUESTS, &GOODPUT] {
+            let Some(best) = best(results, group, column) else {
+                html.push_str("<td class=\"text\">no claim</td><td></td>");
                 continue;
             };
-            let winners = group
-                .rows
-                .iter()
-                .filter(|row| value(row, column).as_deref() == Some(&best));
-            let winners: Vec<_> = winners.map(|row| row.policy).collect();
-            let names = match winners.as_slice() {
-                [] => String::new(),
-                [one] => escape(one),
-                [first, others @ ..] => format!("{} and {} more", escape(first), others.len()),
-            };
-            let _ = write!(html, "<td class=\"text\">{names}</td><td>{best}</td>");
+            let value = value(best, column).unwrap_or_default();
+            let policy = escape(best.policy);
+            let _ = write!(html, "<td class=\"text\">{policy}</td><td>{value}</td>");
         }
         html.push_str("</tr>\n");
     }
@@ -214,7 +292,7 @@ fn section(html: &mut String, results: &Results, group: &Group<'_>, number: usiz
         "<section id=\"g{number}\" aria-label=\"{title}\">\n<h2>{title}</h2>"
     );
     conditions(html, group);
-    table(html, group);
+    table(html, results, group);
     comparisons(html, results, group);
     if plots.is_empty() {
         html.push_str(
@@ -273,14 +351,17 @@ fn conditions(html: &mut String, group: &Group<'_>) {
     if runs().any(|run| run.settings != first.settings) {
         html.push_str("<p><strong>Settings differ between these runs.</strong> The line above is of the first.</p>\n");
     }
+    if let Some(note) = not_reached(first) {
+        let _ = writeln!(html, "<p><strong>{}.</strong></p>", escape(&note));
+    }
     if runs().all(|run| run.metrics.peak_in_flight <= 1) {
         html.push_str("<p><strong>Never more than one request was in flight.</strong> Without contention no policy can matter.</p>\n");
     }
 }
 
-fn table(html: &mut String, group: &Group<'_>) {
+fn table(html: &mut String, results: &Results, group: &Group<'_>) {
     html.push_str(
-        "<div class=\"wide\" tabindex=\"0\"><table>\n<caption>Simulated; medians over seeds. ★ is the best of a column",
+        "<div class=\"wide\" tabindex=\"0\"><table>\n<caption>Simulated; medians over seeds, requests summed up. ★ is the best of a column, where that may be claimed",
     );
     let few = group
         .rows
@@ -297,7 +378,7 @@ fn table(html: &mut String, group: &Group<'_>) {
         let _ = write!(html, "<th scope=\"col\">{}</th>", column.title);
     }
     html.push_str("</tr></thead>\n<tbody>\n");
-    let best: Vec<_> = COLUMNS.iter().map(|column| best(group, column)).collect();
+    let best = COLUMNS.each_ref().map(|it| best(results, group, it));
     for row in &group.rows {
         let _ = write!(
             html,
@@ -326,7 +407,7 @@ fn table(html: &mut String, group: &Group<'_>) {
                 continue;
             };
             let few = if from_few(row, column) { " †" } else { "" };
-            if best.as_ref() == Some(&value) && group.rows.len() > 1 {
+            if best.is_some_and(|best| best.policy == row.policy) {
                 let _ = write!(html, "<td class=\"best\">★ {value}{few}</td>");
             } else {
                 let _ = write!(html, "<td>{value}{few}</td>");
@@ -363,7 +444,7 @@ fn comparisons(html: &mut String, results: &Results, group: &Group<'_>) {
         escape(&first.baseline)
     );
     for name in &names {
-        let _ = write!(html, "<th scope=\"col\">{}</th>", escape(name));
+        let _ = write!(html, "<th scope=\"col\">{}</th>", escape(heading(name)));
     }
     html.push_str("<th scope=\"col\">notes</th></tr></thead>\n<tbody>\n");
     for comparison in own {
@@ -384,6 +465,19 @@ fn comparisons(html: &mut String, results: &Results, group: &Group<'_>) {
         let _ = writeln!(html, "<td class=\"text\">{notes}</td></tr>");
     }
     html.push_str("</tbody></table></div>\n");
+}
+
+/// The name of a compared metric as in the other tables.
+fn heading(name: &str) -> &str {
+    match name {
+        "ttft_ms.mean" => "TTFT mean",
+        "ttft_ms.p50" => "TTFT P50",
+        "ttft_ms.p99" => "TTFT P99",
+        "itl_ms.mean" => "ITL mean",
+        "e2e_ms.mean" => "end to end mean",
+        "requests_per_s" => "requests/s",
+        other => other,
+    }
 }
 
 fn ratio(measured: &Measured) -> String {
@@ -432,21 +526,29 @@ fn value(row: &Row<'_>, column: &Column) -> Option<String> {
         .map(|value| written(value, column.unit))
 }
 
-/// The best of a column as written; absent where several policies have all the same.
-fn best(group: &Group<'_>, column: &Column) -> Option<String> {
-    let medians = || group.rows.iter().filter_map(|row| row.median(column.value));
-    let (least, most) = (
-        medians().min_by(f64::total_cmp)?,
-        medians().max_by(f64::total_cmp)?,
-    );
-    let (least, most) = (written(least, column.unit), written(most, column.unit));
-    if least == most && medians().nth(1).is_some() {
-        return None;
-    }
-    Some(match column.better {
-        Better::More => most,
-        Better::Less => least,
-    })
+/// The policy with the best median of a column, where a comparison claims that it is better than the
+/// baseline, or of the baseline that all others are worse.
+fn best<'a>(results: &Results, group: &'a Group<'_>, column: &Column) -> Option<&'a Row<'a>> {
+    let name = column.compared?;
+    let medians = group
+        .rows
+        .iter()
+        .filter_map(|row| Some((row, row.median(column.value)?)));
+    let order = |a: &(&Row<'_>, f64), b: &(&Row<'_>, f64)| a.1.total_cmp(&b.1);
+    let (best, _) = match column.better {
+        Better::More => medians.max_by(order)?,
+        Better::Less => medians.min_by(order)?,
+    };
+    let claims = |comparison: &Comparison, verdict| {
+        let measured = comparison.metrics.get(name);
+        measured.is_some_and(|it| it.verdict == verdict)
+    };
+    let mut own = results.comparisons.iter().filter(|it| group.holds(it));
+    let claimed = match own.clone().find(|it| it.policy == best.policy) {
+        Some(comparison) => claims(comparison, Verdict::Better),
+        None => own.clone().next().is_some() && own.all(|it| claims(it, Verdict::Worse)),
+    };
+    claimed.then_some(best)
 }
 
 fn written(value: f64, unit: Unit) -> String {

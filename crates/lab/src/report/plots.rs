@@ -23,6 +23,10 @@ use super::paint::{
 use super::{MAX_POINTS, ReportError};
 use crate::experiments::pareto_front;
 
+const TTFT_OVER_TIME: &str = "ttft-over-time";
+const TTFT_CDF: &str = "ttft-cdf";
+const LOAD_PER_WORKER: &str = "load-per-worker";
+const CACHE_HITS: &str = "cache-hits";
 /// The one plot that shows all seeds.
 const PARETO: &str = "pareto";
 /// Policies with a panel of their own in TTFT over time.
@@ -60,6 +64,23 @@ pub(super) fn draw(group: &Group<'_>, number: usize, of: usize) -> Result<Vec<Pl
         sheet.pareto()?,
     ];
     Ok(plots.into_iter().flatten().collect())
+}
+
+/// Whether a file has the name of a plot: its number, what it is about, and which plot it is.
+pub(super) fn is_ours(file: &str) -> bool {
+    let number = file.split('-').next().unwrap_or_default();
+    let numbered = number.len() >= 2 && number.bytes().all(|byte| byte.is_ascii_digit());
+    let plots = [
+        TTFT_OVER_TIME,
+        TTFT_CDF,
+        LOAD_PER_WORKER,
+        CACHE_HITS,
+        PARETO,
+    ];
+    numbered
+        && plots
+            .iter()
+            .any(|plot| file.ends_with(&format!("-{plot}.svg")))
 }
 
 /// One group on its way to paper.
@@ -131,14 +152,14 @@ impl Sheet<'_> {
             None => String::new(),
         };
         let note = format!(
-            "Each point is a request: when it arrived, and how long its first token took (log scale).{pool} {} of {} policies are shown.",
+            "Each point is a request: when it arrived, and how long its first token took (log scale); of many, those with the least and the largest TTFT of each stretch are drawn.{pool} {} of {} policies are shown.",
             rows.len(),
             self.group.rows.len()
         );
         let height = PANEL * rows.len() as u32 + BOTTOM;
         let most = self.points / rows.len().max(1);
         self.plot(
-            "ttft-over-time",
+            TTFT_OVER_TIME,
             "TTFT over time",
             note,
             &keys,
@@ -205,7 +226,7 @@ impl Sheet<'_> {
             .div_ceil(self.points.max(1) * 2)
             .max(1);
         self.plot(
-            "ttft-cdf",
+            TTFT_CDF,
             "TTFT by share of requests",
             note.into(),
             &keys,
@@ -247,7 +268,7 @@ impl Sheet<'_> {
             more => format!(" {more} more rows are left out."),
         };
         let rows = &rows[..shown];
-        let x = Axis::from_zero(
+        let x = Axis::around(
             rows.iter()
                 .flat_map(|(_, _, loads)| loads.iter().copied())
                 .chain([1.0]),
@@ -270,7 +291,7 @@ impl Sheet<'_> {
             + 14;
         let height = ROW * shown as u32 + BOTTOM + 8;
         self.plot(
-            "load-per-worker",
+            LOAD_PER_WORKER,
             "Load per worker",
             note,
             &[],
@@ -339,7 +360,7 @@ impl Sheet<'_> {
         );
         let keys = keys(rows.iter().map(|(row, _)| *row));
         self.plot(
-            "cache-hits",
+            CACHE_HITS,
             "Cache hits over time",
             note,
             &keys,
@@ -404,13 +425,18 @@ impl Sheet<'_> {
             ),
             top: 8,
         };
-        let note = "Each point is a policy, by the medians over its seeds; up and to the left is better. No policy beats those on the line in both.";
+        let mut note =
+            "Each point is a policy, by the medians over its seeds; up and to the left is better."
+                .to_owned();
         let mut keys = keys(rows.iter().map(|(row, _)| *row));
-        keys.push(Key::line("not beaten in both", INK));
+        if front.len() > 1 {
+            note += " No policy beats those on the line in both.";
+            keys.push(Key::line("not beaten in both", INK));
+        }
         self.plot(
             PARETO,
             "Throughput against TTFT P99",
-            note.into(),
+            note,
             &keys,
             HEIGHT,
             |area| {
@@ -628,6 +654,7 @@ mod tests {
             workload: "trace:../../etc/<x>",
             topology: "2P3D",
             load: "0.5".into(),
+            load_words: "0.5 requests/s".into(),
             engine: "fixed",
             seed: None,
             rows: Vec::new(),

@@ -16,6 +16,7 @@ use super::format::AGENTIC_SCHEMA;
 use super::raw::{Pauses, Raw};
 use super::request::take_request;
 use super::row::{Need, Row, Unknown};
+use crate::workloads::BLOCK_SIZES;
 
 const VERSION: u32 = 2;
 
@@ -34,7 +35,7 @@ pub(crate) fn read(content: &[u8], expected: Option<u32>, findings: &Findings) -
         .filter_map(|(line, text)| node(Row::parse(findings, line, text)?, block_size, &mut models))
         .collect();
     warn_about_models(&models, findings);
-    raw(nodes, block_size, findings)
+    raw(nodes, "dependencies", block_size, findings)
 }
 
 /// The form without header.
@@ -42,7 +43,7 @@ pub(crate) fn read_legacy(content: &[u8], block_size: u32, findings: &Findings) 
     let nodes: Vec<Node> = lines(content)
         .filter_map(|(line, text)| legacy_node(Row::parse(findings, line, text)?, block_size))
         .collect();
-    raw(nodes, block_size, findings)
+    raw(nodes, "wait_for", block_size, findings)
 }
 
 /// One model answers in a replay.
@@ -61,11 +62,11 @@ pub(crate) fn warn_about_models(models: &BTreeSet<String>, findings: &Findings) 
     }
 }
 
-fn raw(nodes: Vec<Node>, block_size: u32, findings: &Findings) -> Raw {
+fn raw(nodes: Vec<Node>, field: &str, block_size: u32, findings: &Findings) -> Raw {
     if findings.has_faults() {
         return Raw::default();
     }
-    let mut sessions = into_sessions(nodes, findings);
+    let mut sessions = into_sessions(nodes, field, findings);
     // The order of the rows means nothing here.
     sessions.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
     let later_turns = sessions
@@ -86,7 +87,7 @@ fn raw(nodes: Vec<Node>, block_size: u32, findings: &Findings) -> Raw {
 
 fn header(mut row: Row<'_>, expected: Option<u32>) -> Option<u32> {
     row.word("schema", &[AGENTIC_SCHEMA]);
-    let version = row.count(&["version"], Need::Required, 0);
+    let version = row.count(&["version"], Need::Required, 0..=u32::MAX);
     if let Some(version) = version.filter(|version| *version != VERSION) {
         row.fault("version", version, VERSION);
     }
@@ -96,7 +97,7 @@ fn header(mut row: Row<'_>, expected: Option<u32>) -> Option<u32> {
         source.text(&["digest"], Need::Required);
         source.finish(Unknown::Refuse);
     }
-    let block_size = row.count(&["block_size"], Need::Required, 1);
+    let block_size = row.count(&["block_size"], Need::Required, BLOCK_SIZES);
     if let (Some(own), Some(expected)) = (block_size, expected)
         && own != expected
     {

@@ -12,10 +12,13 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use crate::workload::{Session, Turn};
+use std::ops::RangeInclusive;
+
+use crate::workload::{REQUEST_TOKENS, Session, Turn};
 
 use super::blocks::BlockIds;
 use super::fault::Findings;
+use super::raw::warn_about_order;
 use super::raw::{Clock, Raw};
 use super::request::recorded_output;
 
@@ -32,6 +35,11 @@ struct Record {
 
 pub(crate) fn read(content: &[u8], block_size: u32, findings: &Findings) -> Raw {
     let records = records(content, findings);
+    let backwards = records
+        .windows(2)
+        .filter(|pair| pair[1].time_ns < pair[0].time_ns)
+        .count();
+    warn_about_order(backwards, findings);
     let origin_ns = records
         .iter()
         .map(|record| record.time_ns)
@@ -126,15 +134,16 @@ fn record(row: &StringRecord, findings: &Findings) -> Option<Record> {
             "a time as 2023-11-16 18:15:46.68, with a zone or without",
         );
     }
-    let count = |column: usize, text: &str, least: u32| {
-        let count = text.parse().ok().filter(|count| *count >= least);
+    let count = |column: usize, text: &str, range: RangeInclusive<u32>| {
+        let count = text.parse().ok().filter(|count| range.contains(count));
         if count.is_none() {
-            let allowed = format!("an integer from {least} to {}", u32::MAX);
+            let allowed = format!("an integer from {} to {}", range.start(), range.end());
             findings.fault(line, COLUMNS[column], text, allowed);
         }
         count
     };
-    let (context, generated) = (count(1, context, 1), count(2, generated, 0));
+    let context = count(1, context, REQUEST_TOKENS);
+    let generated = count(2, generated, 0..=*REQUEST_TOKENS.end());
     Some(Record {
         line,
         time_ns: time_ns?,

@@ -55,19 +55,20 @@ struct Link {
     delay_ms: f64,
 }
 
-/// The chains of the graph, each named after its first request. Empty when there are faults.
-pub(crate) fn into_sessions(nodes: Vec<Node>, findings: &Findings) -> Vec<Session> {
-    let Some(waits) = resolved(&nodes, findings) else {
+/// The chains of the graph, each named after its first request; `field` is where rows name what they wait
+/// for. Empty when there are faults.
+pub(crate) fn into_sessions(nodes: Vec<Node>, field: &str, findings: &Findings) -> Vec<Session> {
+    let Some(waits) = resolved(&nodes, field, findings) else {
         return Vec::new();
     };
-    let Some(order) = ordered(&nodes, &waits, findings) else {
+    let Some(order) = ordered(&nodes, &waits, field, findings) else {
         return Vec::new();
     };
     let mut links: Vec<Option<Link>> = vec![None; nodes.len()];
     for &node in &order {
-        links[node] = link(node, &nodes, &waits[node], &links, findings);
+        links[node] = link(node, &nodes, &waits[node], &links, field, findings);
     }
-    refuse_fan_out(&nodes, &links, findings);
+    refuse_fan_out(&nodes, &links, field, findings);
     if findings.has_faults() {
         return Vec::new();
     }
@@ -75,7 +76,7 @@ pub(crate) fn into_sessions(nodes: Vec<Node>, findings: &Findings) -> Vec<Sessio
 }
 
 /// Waits of each node by index; nothing when some do not resolve.
-fn resolved(nodes: &[Node], findings: &Findings) -> Option<Vec<Vec<Link>>> {
+fn resolved(nodes: &[Node], field: &str, findings: &Findings) -> Option<Vec<Vec<Link>>> {
     let mut by_id = HashMap::new();
     for (index, node) in nodes.iter().enumerate() {
         if by_id.insert(node.request_id.as_str(), index).is_some() {
@@ -92,7 +93,7 @@ fn resolved(nodes: &[Node], findings: &Findings) -> Option<Vec<Vec<Link>>> {
         let mut links = Vec::with_capacity(node.waits.len());
         for wait in &node.waits {
             let refuse = |why: String| {
-                findings.fault(node.line, "dependencies", &wait.request_id, why);
+                findings.fault(node.line, field, &wait.request_id, why);
             };
             match by_id.get(wait.request_id.as_str()) {
                 None => refuse("the request_id of a row of this file".into()),
@@ -116,7 +117,12 @@ fn resolved(nodes: &[Node], findings: &Findings) -> Option<Vec<Vec<Link>>> {
 }
 
 /// Nodes so that each comes after those it waits for; nothing when there is a cycle.
-fn ordered(nodes: &[Node], waits: &[Vec<Link>], findings: &Findings) -> Option<Vec<usize>> {
+fn ordered(
+    nodes: &[Node],
+    waits: &[Vec<Link>],
+    field: &str,
+    findings: &Findings,
+) -> Option<Vec<usize>> {
     let mut open: Vec<usize> = waits.iter().map(Vec::len).collect();
     let mut after = vec![Vec::new(); nodes.len()];
     for (node, links) in waits.iter().enumerate() {
@@ -153,7 +159,7 @@ fn ordered(nodes: &[Node], waits: &[Vec<Link>], findings: &Findings) -> Option<V
             blocked.len(),
             names.join(", ")
         );
-        findings.fault(first.line, "dependencies", value, "waits that end");
+        findings.fault(first.line, field, value, "waits that end");
     }
     None
 }
@@ -164,6 +170,7 @@ fn link(
     nodes: &[Node],
     waits: &[Link],
     links: &[Option<Link>],
+    field: &str,
     findings: &Findings,
 ) -> Option<Link> {
     let last = waits.iter().find(|last| implies_all(**last, waits, links));
@@ -175,7 +182,7 @@ fn link(
             .collect();
         findings.fault(
             nodes[node].line,
-            "dependencies",
+            field,
             format!("[{}]", names.join(", ")),
             "one request, or others that it implies: a turn of a session follows one turn (fan-in)",
         );
@@ -199,7 +206,7 @@ fn implies_all(last: Link, waits: &[Link], links: &[Option<Link>]) -> bool {
     })
 }
 
-fn refuse_fan_out(nodes: &[Node], links: &[Option<Link>], findings: &Findings) {
+fn refuse_fan_out(nodes: &[Node], links: &[Option<Link>], field: &str, findings: &Findings) {
     let mut follower: Vec<Option<usize>> = vec![None; nodes.len()];
     for (node, link) in links.iter().enumerate() {
         let Some(link) = link else { continue };
@@ -207,7 +214,7 @@ fn refuse_fan_out(nodes: &[Node], links: &[Option<Link>], findings: &Findings) {
             None => follower[link.before] = Some(node),
             Some(other) => findings.fault(
                 nodes[node].line,
-                "dependencies",
+                field,
                 format!("[{}]", nodes[link.before].request_id),
                 format!(
                     "a request that no other waits for; {} on line {} does (fan-out)",
@@ -309,7 +316,7 @@ mod tests {
 
     fn outcome(nodes: Vec<Node>) -> Result<Vec<Session>, String> {
         let findings = Findings::new("t".into(), Vec::new());
-        let sessions = into_sessions(nodes, &findings);
+        let sessions = into_sessions(nodes, "dependencies", &findings);
         findings
             .check()
             .map(|()| sessions)

@@ -14,7 +14,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::workload::{Session, Turn};
+use crate::workload::{REQUEST_TOKENS, Session, Turn};
+use crate::workloads::BLOCK_SIZES;
 
 use super::agentic::warn_about_models;
 use super::content::lines;
@@ -175,7 +176,11 @@ impl Reader {
         let findings = row.findings();
         let request_id = row.text(&["request_id"], Need::Required);
         self.models.extend(row.text(&["model"], Need::Optional));
-        let output = row.count(&["output_tokens"], Need::Required, 0);
+        let output = row.count(
+            &["output_tokens"],
+            Need::Required,
+            0..=*REQUEST_TOKENS.end(),
+        );
         let received_ms = row.integer(&["request_received_ms"], Need::Optional);
         let total_ms = row.time(&["total_time_ms"], Need::Optional);
         row.skip(&MEASURED);
@@ -204,8 +209,8 @@ impl Reader {
     }
 
     fn replay(&mut self, mut row: Row<'_>) -> Option<(u32, Vec<u64>, Vec<String>)> {
-        let block_size = row.count(&["trace_block_size"], Need::Required, 1);
-        let input = row.count(&["input_length"], Need::Required, 1);
+        let block_size = row.count(&["trace_block_size"], Need::Required, BLOCK_SIZES);
+        let input = row.count(&["input_length"], Need::Required, REQUEST_TOKENS);
         let hashes = row.ids(&["input_sequence_hashes"], Need::Required);
         let depends_on = row
             .objects("dependencies", Need::Optional)

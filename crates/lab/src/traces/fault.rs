@@ -107,12 +107,14 @@ pub enum TraceError {
     },
     /// The content is like none of the formats.
     #[error(
-        "{file}:1: the format is none that is known; allowed: {}",
+        "{file}:1: the content starts with {found}, which is no format that is known; allowed: {}",
         Format::names()
     )]
     UnknownFormat {
         /// The file as it was named.
         file: String,
+        /// Its first line, shortened.
+        found: String,
     },
     /// The rows are at fault.
     #[error(transparent)]
@@ -211,10 +213,16 @@ impl Findings {
     }
 }
 
-fn shortened(value: &str) -> String {
+/// At most [`SHOWN`] characters, on one line.
+pub(crate) fn shortened(value: &str) -> String {
+    let escaped = |character: char| match character.is_control() {
+        true => character.escape_default().to_string(),
+        false => character.to_string(),
+    };
+    let value: String = value.chars().take(SHOWN + 1).map(escaped).collect();
     match value.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &value[..end]),
-        None => value.to_owned(),
+        None => value,
     }
 }
 
@@ -260,5 +268,10 @@ mod tests {
     fn a_long_value_is_cut_between_characters() {
         assert_eq!(shortened(&"ü".repeat(81)), format!("{}…", "ü".repeat(80)));
         assert_eq!(shortened("short"), "short");
+    }
+
+    #[test]
+    fn a_value_of_many_lines_is_shown_on_one() {
+        assert_eq!(shortened("a\nb\t"), "a\\nb\\t");
     }
 }

@@ -21,6 +21,18 @@ pub(crate) const AGENTIC_SCHEMA: &str = "dynamo.agentic_mooncake";
 /// `schema` of every record of Dynamo's request trace.
 pub(crate) const DYNAMO_SCHEMA: &str = "dynamo.request.trace.v1";
 
+/// Of which a Mooncake row has at least one.
+const MOONCAKE_FIELDS: [&str; 8] = [
+    "timestamp",
+    "created_time",
+    "session_id",
+    "input_length",
+    "input_tokens",
+    "output_length",
+    "output_tokens",
+    "hash_ids",
+];
+
 /// Format of a trace file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -90,15 +102,17 @@ impl Format {
             // One object printed over many lines.
             .or_else(|| serde_json::from_slice(content).ok());
         match object {
-            Some(Fields(fields)) => Some(Self::of_object(&fields, content)),
+            Some(Fields(fields)) => Self::of_object(&fields, content),
             None => head.starts_with(b"{").then_some(Self::Mooncake),
         }
     }
 
-    fn of_object(fields: &[(String, Value)], content: &[u8]) -> Self {
+    fn of_object(fields: &[(String, Value)], content: &[u8]) -> Option<Self> {
         let get = |name| fields.iter().find(|(key, _)| key == name).map(|(_, v)| v);
         let schema = get("schema").and_then(Value::as_str);
-        if schema == Some(AGENTIC_SCHEMA) || (schema.is_some() && get("hash_id_scope").is_some()) {
+        let format = if schema == Some(AGENTIC_SCHEMA)
+            || (schema.is_some() && get("hash_id_scope").is_some())
+        {
             Self::AgenticMooncake
         } else if schema.is_some() || get("event_type").is_some() || get("event").is_some() {
             Self::DynamoRequest
@@ -106,9 +120,12 @@ impl Format {
             Self::Weka
         } else if get("request_id").is_some() && any_row_waits(content) {
             Self::LegacyAgentic
-        } else {
+        } else if MOONCAKE_FIELDS.iter().any(|name| get(name).is_some()) {
             Self::Mooncake
-        }
+        } else {
+            return None;
+        };
+        Some(format)
     }
 }
 
@@ -160,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_content_tells_the_format() {
-        let cases: [(&str, Option<Format>); 10] = [
+        let cases: [(&str, Option<Format>); 11] = [
             (
                 r#"{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1]}"#,
                 Some(Format::Mooncake),
@@ -188,6 +205,7 @@ mod tests {
                 Some(Format::Azure),
             ),
             (r#"{"timestamp":0,"hash_ids":[11]"#, Some(Format::Mooncake)),
+            (r#"{"a":1}"#, None),
             ("hello", None),
         ];
         for (content, format) in cases {

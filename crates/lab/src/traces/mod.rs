@@ -36,7 +36,8 @@ mod weka;
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::workload::{Arrivals, Session, Workload};
+use crate::workload::{Arrivals, LONGEST_MS, Session, Workload};
+use crate::workloads::BLOCK_SIZES;
 
 pub(crate) use blocks::{BlockIds, Prompt};
 pub use fault::{Fault, FaultList, LISTED, TraceError, Warning};
@@ -47,7 +48,7 @@ pub use summary::{Lengths, TraceSummary, ideal_prefix_hit_rate, offered_rate_per
 
 use fault::Findings;
 use mooncake::Turns;
-use raw::{Clock, Raw};
+use raw::{Clock, Raw, warn_about_order};
 use summary::Origin;
 
 /// Tokens for each hash id in files that do not say: what Mooncake's traces use.
@@ -61,6 +62,10 @@ const SECONDS_BELOW_MS: f64 = 1e11;
 const UNIT_ARRIVALS: usize = 3;
 /// Mean distance of arrivals, ms, below which the unit is doubtful.
 const UNIT_GAP_MS: f64 = 1.0;
+
+const DAY_MS: f64 = 86_400_000.0;
+/// A span longer than this, ms, is doubtful.
+const YEAR_MS: f64 = 365.0 * DAY_MS;
 
 /// How to read a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -102,8 +107,8 @@ impl Trace {
         if content::lines(&content).next().is_none() {
             findings.fault(1, "file", "empty", "at least one request");
         }
-        if options.block_size == Some(0) {
-            findings.fault(1, "block_size", 0, "at least 1 token");
+        if let Some(size) = options.block_size.filter(|it| !BLOCK_SIZES.contains(it)) {
+            findings.fault(1, "block_size", size, "1 to 65536 tokens");
         }
         if options.concurrency == Some(0) {
             findings.fault(1, "concurrency", 0, "at least 1 request");
@@ -111,7 +116,10 @@ impl Trace {
         findings.check()?;
         let format = match options.format.or_else(|| Format::detect(&content)) {
             Some(format) => format,
-            None => return Err(TraceError::UnknownFormat { file }),
+            None => {
+                let found = first_line(&content);
+                return Err(TraceError::UnknownFormat { file, found });
+            }
         };
         let mut raw = read_as(format, &content, options, &findings);
         if raw.sessions.is_empty() && !findings.has_faults() {
@@ -121,6 +129,9 @@ impl Trace {
 
         name_apart(&mut raw.sessions);
         let origin_ms = arrange(&mut raw, options.concurrency.is_none(), &findings);
+        warn_about_span(&raw.sessions, &findings);
+        refuse_aeons(&raw.sessions, &findings);
+        findings.check()?;
         let name = path
             .file_stem()
             .map(|stem| stem.to_string_lossy().into_owned());
@@ -147,6 +158,15 @@ impl Trace {
             workload,
         })
     }
+}
+
+/// What a file of no known format starts with, for a message.
+fn first_line(content: &[u8]) -> String {
+    if content.starts_with(&[0xff, 0xfe]) || content.starts_with(&[0xfe, 0xff]) {
+        return "UTF-16 text, not UTF-8".into();
+    }
+    let line = content::lines(content).next().map_or(&[][..], |it| it.1);
+    format!("\"{}\"", fault::shortened(&String::from_utf8_lossy(line)))
 }
 
 fn read_as(format: Format, content: &[u8], options: &ReadOptions, findings: &Findings) -> Raw {
@@ -201,16 +221,37 @@ fn arrange(raw: &mut Raw, open_loop: bool, findings: &Findings) -> f64 {
             format!("the format has no arrival times: all {sessions} sessions start at once"),
         ),
         Clock::Stated if open_loop => {
-            if backwards > 0 {
-                let text = format!("arrivals out of order: {backwards}; sorted by time");
-                findings.warn("order", None, text);
-            }
+            warn_about_order(backwards, findings);
             warn_about_origin(first_ms, findings);
             warn_about_unit(&raw.sessions, findings);
         }
         Clock::Stated | Clock::PerSession => {}
     }
     first_ms
+}
+
+fn warn_about_span(sessions: &[Session], findings: &Findings) {
+    let span_ms = sessions.last().map_or(0.0, |session| session.start_ms);
+    if span_ms > YEAR_MS {
+        let days = (span_ms / DAY_MS).round();
+        let text = format!("arrivals span {days} days: are the timestamps right?");
+        findings.warn("span", None, text);
+    }
+}
+
+/// No session may last, or start, after the longest virtual time.
+fn refuse_aeons(sessions: &[Session], findings: &Findings) {
+    for session in sessions {
+        let end_ms = session.earliest_end_ms();
+        if end_ms > LONGEST_MS {
+            findings.fault(
+                1,
+                format!("last turn of session {}", session.id),
+                format!("{end_ms} ms or more after the first arrival"),
+                format!("at most {LONGEST_MS} ms, ten years"),
+            );
+        }
+    }
 }
 
 fn warn_about_origin(first_ms: f64, findings: &Findings) {

@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use crate::workload::{Session, Turn};
+use crate::workload::{REQUEST_TOKENS, Session, Turn};
 
 use super::blocks::{BlockIds, Prompt};
 use super::content::lines;
@@ -45,6 +45,7 @@ pub(crate) fn read(
         deltas: (turns == Turns::Deltas).then(BlockIds::default),
         list: Vec::new(),
         by_id: HashMap::new(),
+        request_ids: HashMap::new(),
         pauses: Pauses::default(),
     };
     for (line, text) in lines(content) {
@@ -72,6 +73,8 @@ struct Sessions {
     deltas: Option<BlockIds>,
     list: Vec<Open>,
     by_id: HashMap<String, usize>,
+    /// Line of each.
+    request_ids: HashMap<String, u64>,
     pauses: Pauses,
 }
 
@@ -114,7 +117,15 @@ impl Timing {
 
 impl Sessions {
     fn push(&mut self, mut row: Row<'_>) {
-        row.skip(&["request_id"]);
+        if let Some(id) = row.text(&["request_id"], Need::Optional)
+            && let Some(before) = self.request_ids.insert(id.clone(), row.line())
+        {
+            row.findings().warn(
+                "request_id",
+                Some(row.line()),
+                format!("request_id {id} is that of line {before}, too"),
+            );
+        }
         let timing = Timing::take(&mut row);
         let id = row.text(&["session_id"], Need::Optional);
         let turn = take_request(&mut row, self.block_size);
@@ -139,10 +150,15 @@ impl Sessions {
             return Some(Turn { hash_ids, ..turn });
         };
         let prompt = Prompt::new(last.input_tokens, last.hash_ids.clone());
-        let grown = (last.output_tokens.checked_add(turn.input_tokens))
-            .and_then(|new| prompt.grown(new, self.block_size, ids));
-        let Some(grown) = grown else {
-            let allowed = format!("up to {} tokens together with the turns before", u32::MAX);
+        // Each summand is far below 32 bits.
+        let new = last.output_tokens + turn.input_tokens;
+        let fits = REQUEST_TOKENS.contains(&(last.input_tokens + new));
+        let grown = fits.then(|| prompt.grown(new, self.block_size, ids));
+        let Some(grown) = grown.flatten() else {
+            let allowed = format!(
+                "up to {} tokens together with the turns before",
+                REQUEST_TOKENS.end()
+            );
             row.fault("input_length", turn.input_tokens, allowed);
             return None;
         };

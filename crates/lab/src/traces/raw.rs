@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use crate::workload::Session;
 
+use super::fault::Findings;
+
 /// Sessions as recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Raw {
@@ -16,6 +18,14 @@ pub(crate) struct Raw {
     pub(crate) clock: Clock,
     /// Whether the hash ids tell which prompts share a prefix.
     pub(crate) prefix_identity: bool,
+}
+
+/// Arrivals before the one on the line above.
+pub(crate) fn warn_about_order(backwards: usize, findings: &Findings) {
+    if backwards > 0 {
+        let text = format!("arrivals out of order: {backwards}; sorted by time");
+        findings.warn("order", None, text);
+    }
 }
 
 /// What is known about the file's clock.

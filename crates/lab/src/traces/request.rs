@@ -7,7 +7,7 @@
 //! made for replay. In recordings it happens (a request that was cancelled, or one that only warmed a
 //! cache) and becomes 1, because no request is answered without a first token.
 
-use crate::workload::Turn;
+use crate::workload::{REQUEST_TOKENS, Turn};
 
 use super::fault::Findings;
 use super::row::{Need, Row};
@@ -16,12 +16,20 @@ use super::row::{Need, Row};
 pub(crate) fn take_request(row: &mut Row<'_>, block_size: u32) -> Option<Turn> {
     let line = row.line();
     let findings = row.findings();
-    let input = row.count(&["input_length", "input_tokens"], Need::Optional, 1);
-    let output = row.count(&["output_length", "output_tokens"], Need::Required, 1);
+    let input = row.count(
+        &["input_length", "input_tokens"],
+        Need::Optional,
+        REQUEST_TOKENS,
+    );
+    let output = row.count(
+        &["output_length", "output_tokens"],
+        Need::Required,
+        REQUEST_TOKENS,
+    );
     let hash_ids = row.ids(&["hash_ids"], Need::Required);
     let output_ids = row.ids(&["output_token_ids"], Need::Optional);
     let priority = row.signed(&["priority"], Need::Optional);
-    let strict = row.count(&["strict_priority"], Need::Optional, 0);
+    let strict = row.count(&["strict_priority"], Need::Optional, 0..=u32::MAX);
     let policy_class = row.text(&["policy_class"], Need::Optional);
 
     if let (Some(ids), Some(output)) = (&output_ids, output) {
@@ -114,7 +122,7 @@ pub(crate) fn recorded_output(findings: &Findings, line: u64, output: u32) -> u3
 fn whole_blocks(row: &Row<'_>, hash_ids: &[u64], block_size: u32) -> Option<u32> {
     let tokens = hash_ids.len() as u64 * u64::from(block_size);
     match u32::try_from(tokens) {
-        Ok(tokens) if tokens > 0 => {
+        Ok(tokens) if REQUEST_TOKENS.contains(&tokens) => {
             row.findings().warn(
                 "no input_length",
                 Some(row.line()),
@@ -124,7 +132,11 @@ fn whole_blocks(row: &Row<'_>, hash_ids: &[u64], block_size: u32) -> Option<u32>
         }
         _ => {
             let value = format!("a list of {}", hash_ids.len());
-            row.fault("hash_ids", value, "at least one id, or input_length");
+            row.fault(
+                "hash_ids",
+                value,
+                "ids for 1 to 10000000 tokens, or input_length",
+            );
             None
         }
     }

@@ -18,7 +18,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::workload::{Session, Turn};
+use crate::workload::{REQUEST_TOKENS, Session, Turn};
+use crate::workloads::BLOCK_SIZES;
 
 use super::agentic::warn_about_models;
 use super::blocks::BlockIds;
@@ -121,7 +122,7 @@ impl Reader<'_> {
         let id = row.text(&["id"], Need::Required);
         row.word("hash_id_scope", &["local"]);
         row.skip(&["models", "tool_tokens", "system_tokens", "totals"]);
-        if let Some(own) = row.count(&["block_size"], Need::Required, 1) {
+        if let Some(own) = row.count(&["block_size"], Need::Required, BLOCK_SIZES) {
             let expected = *self.block_size.get_or_insert(own);
             if own != expected {
                 row.fault("block_size", own, format!("{expected}, as before"));
@@ -134,6 +135,17 @@ impl Reader<'_> {
             } else {
                 requests.extend(self.request(entry, None));
             }
+        }
+        let own = || requests.iter().filter(|it| it.within_s.is_none());
+        let pairs = own().zip(own().skip(1));
+        let backwards = pairs.filter(|(before, after)| after.start_s < before.start_s);
+        let backwards = backwards.count();
+        if backwards > 0 {
+            row.findings().warn(
+                "order",
+                Some(row.line()),
+                format!("requests out of order: {backwards}; sorted by start"),
+            );
         }
         if requests.is_empty() {
             row.fault("requests", "without a model request", "at least one");
@@ -166,8 +178,8 @@ impl Reader<'_> {
         self.models.extend(row.text(&["model"], Need::Required));
         let start_s = row.time(&["t"], Need::Required);
         let api_time_s = row.time(&["api_time"], Need::Optional);
-        let input = row.count(&["in"], Need::Required, 1);
-        let output = row.count(&["out"], Need::Required, 0);
+        let input = row.count(&["in"], Need::Required, REQUEST_TOKENS);
+        let output = row.count(&["out"], Need::Required, 0..=*REQUEST_TOKENS.end());
         let hash_ids = row.ids(&["hash_ids"], Need::Optional).unwrap_or_default();
         row.skip(&["input_types", "output_types", "stop", "think_time", "ttft"]);
         let name = row.name("").trim_end_matches('.').to_owned();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `chat`: conversations of five turns behind one of eight system prompts.
+//! `chat`: conversations of three turns behind one of eight system prompts.
 //!
 //! Each turn sends the whole conversation so far and a new message, after the person has thought. A
 //! worker that has the conversation computes only the last message; any worker that has the system
 //! prompt saves that. Lengths vary, because equal ones make all conversations answer in lockstep.
 //!
-//! Defaults: system prompts of 1,024 tokens, messages of 512 and answers of 128 on average, and one
-//! second of thought. 2,500 requests are 500 conversations that grow to about 4,000
-//! tokens.
+//! Defaults: system prompts of 1,024 tokens, messages of 768 and answers of 64 on average, and a quarter of a
+//! second of thought: longer thought would let few of the conversations ask at once, and a finite workload
+//! could not fill a fleet. 2,100 requests are 700 conversations that grow to about 3,500 tokens.
 
 use std::ops::RangeInclusive;
 
@@ -18,12 +18,12 @@ use super::draw::{exponential, uniform};
 use super::kit::{Kit, Step, turns_of_sessions};
 
 /// Turns of a conversation.
-pub(super) const TURNS: usize = 5;
+pub(super) const TURNS: usize = 3;
 const SYSTEM_PROMPTS: usize = 8;
 const SYSTEM_TOKENS: u32 = 1_024;
-const MESSAGE_TOKENS: RangeInclusive<u32> = 256..=768;
-const ANSWER_TOKENS: RangeInclusive<u32> = 64..=192;
-const MEAN_THOUGHT_MS: f64 = 1_000.0;
+const MESSAGE_TOKENS: RangeInclusive<u32> = 384..=1_152;
+const ANSWER_TOKENS: RangeInclusive<u32> = 32..=96;
+const MEAN_THOUGHT_MS: f64 = 250.0;
 
 pub(super) fn sessions(kit: &mut Kit, requests: usize) -> Vec<Vec<Turn>> {
     let systems = kit.shared(SYSTEM_PROMPTS, SYSTEM_TOKENS);

@@ -14,6 +14,8 @@ use super::scale::{OfferedLoad, Scale};
 use super::{agentic, chat, cold, hotspot, paper, working_set};
 
 const MS_PER_S: f64 = 1e3;
+/// Prompts of more requests would not fit into memory.
+const MOST_REQUESTS: usize = 1_000_000;
 
 /// A workload that is made from a seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,7 +75,7 @@ impl Generator {
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Chat => {
-                "conversations of 5 turns, 8 system prompts of 1024 tokens, 1 s of thought"
+                "conversations of 3 turns, 8 system prompts of 1024 tokens, 0.25 s of thought"
             }
             Self::HotspotShift => {
                 "16 prefixes of 2048 tokens, one takes 85 % in two of four phases"
@@ -84,7 +86,7 @@ impl Generator {
             Self::WorkingSet => {
                 "questions about 48 documents of 8192 tokens, 3 times one worker's cache"
             }
-            Self::Agentic => "runs of 12 turns behind 4 contexts of 8192 tokens, pauses for tools",
+            Self::Agentic => "runs of 5 turns behind 16 contexts of 8192 tokens, pauses for tools",
             Self::Paper => "5 templates, 128 tokens in, 256 out, closed loop",
             Self::PaperMixed => "5 templates, 128 tokens in, 16, 64, 256 or 1024 out, closed loop",
         }
@@ -95,7 +97,7 @@ impl Generator {
     #[must_use]
     pub const fn default_scale(self) -> Scale {
         let (requests, load) = match self {
-            Self::Chat => (2_500, OfferedLoad::Rate(20.0)),
+            Self::Chat => (2_100, OfferedLoad::Rate(20.0)),
             Self::HotspotShift => (2_000, OfferedLoad::Rate(40.0)),
             Self::ColdBurst => (2_000, OfferedLoad::Rate(20.0)),
             Self::DecodeHeavy => (1_000, OfferedLoad::Rate(8.0)),
@@ -117,7 +119,7 @@ impl Generator {
     /// # Errors
     /// When a number of the scale is outside its range.
     pub fn generate(self, scale: &Scale) -> Result<Workload, SourceError> {
-        scale.check()?;
+        Self::check(scale)?;
         let mut streams = Streams::new(scale.seed);
         let mut kit = Kit::new(streams.contents, scale.block_size);
         let turns = self.turns(&mut kit, scale.requests);
@@ -136,6 +138,18 @@ impl Generator {
             sessions,
             arrivals: arrivals(scale.load),
         })
+    }
+
+    pub(super) fn check(scale: &Scale) -> Result<(), SourceError> {
+        scale.check()?;
+        if scale.requests > MOST_REQUESTS {
+            return Err(SourceError::Scale {
+                key: "requests",
+                value: scale.requests.to_string(),
+                allowed: "at most 1000000 of a generated workload",
+            });
+        }
+        Ok(())
     }
 
     pub(crate) fn names() -> String {

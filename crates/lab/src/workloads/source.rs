@@ -41,7 +41,7 @@ impl WorkloadSource {
     /// # Errors
     /// An unknown name, or what is wrong with the file.
     pub fn open(name: &str, options: &ReadOptions) -> Result<Self, SourceError> {
-        if let Some(file) = name.strip_prefix(TRACE_PREFIX) {
+        if let Some(file) = name.strip_prefix(TRACE_PREFIX).filter(|it| !it.is_empty()) {
             let trace = Trace::read(Path::new(file), options)?;
             return Ok(Self::Recorded(Arc::new(trace)));
         }
@@ -54,7 +54,50 @@ impl WorkloadSource {
             })
     }
 
-    /// The name shown in results; of a trace `trace:` and the file's name without extension.
+    /// Each of `sources` once. Traces whose files have the same name get as much of their paths as tells
+    /// them apart.
+    #[must_use]
+    pub fn distinct(sources: Vec<Self>) -> Vec<Self> {
+        let mut distinct: Vec<Self> = Vec::new();
+        for source in sources {
+            if !distinct.iter().any(|known| known.is(&source)) {
+                distinct.push(source);
+            }
+        }
+        for parts in 1.. {
+            let names: Vec<String> = distinct.iter().map(Self::name).collect();
+            let shared = |name: &String| names.iter().filter(|it| *it == name).count() > 1;
+            let mut longer = false;
+            for (source, name) in distinct.iter_mut().zip(&names) {
+                if let Self::Recorded(trace) = source
+                    && shared(name)
+                {
+                    let file = end_of(Path::new(&trace.summary.file), parts);
+                    longer |= file != trace.workload.name;
+                    Arc::make_mut(trace).workload.name = file;
+                }
+            }
+            if !longer {
+                break;
+            }
+        }
+        distinct
+    }
+
+    /// Whether both are the same generator or the same file.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Generated(one), Self::Generated(other)) => one == other,
+            (Self::Recorded(one), Self::Recorded(other)) => {
+                let file = |trace: &Trace| Path::new(&trace.summary.file).canonicalize().ok();
+                Arc::ptr_eq(one, other) || file(one).is_some_and(|it| Some(it) == file(other))
+            }
+            _ => false,
+        }
+    }
+
+    /// The name shown in results; of a trace `trace:` and the file's name without extension, or more of its
+    /// path, see [`Self::distinct`].
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -77,6 +120,17 @@ impl WorkloadSource {
         }
     }
 
+    /// Refuses a scale that makes no workload.
+    ///
+    /// # Errors
+    /// When a number of the scale is outside its range.
+    pub fn check(&self, scale: &Scale) -> Result<(), SourceError> {
+        match self {
+            Self::Generated(_) => Generator::check(scale),
+            Self::Recorded(_) => scale.check(),
+        }
+    }
+
     /// The workload of this scale.
     ///
     /// # Errors
@@ -95,6 +149,12 @@ impl WorkloadSource {
             }
         }
     }
+}
+
+/// The last `parts` of a path.
+fn end_of(path: &Path, parts: usize) -> String {
+    let all: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+    all[all.len().saturating_sub(parts)..].join("/")
 }
 
 fn replayed(trace: &Workload, scale: &Scale) -> Result<Workload, SourceError> {
@@ -241,6 +301,40 @@ mod tests {
         assert_eq!(
             (scale.requests, scale.load),
             (100, OfferedLoad::Rate(100.0 / 9.9))
+        );
+    }
+
+    #[test]
+    fn traces_of_one_name_are_told_apart_by_their_paths_and_one_file_counts_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = r#"{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1]}"#;
+        let open = |file: &str| {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, row).unwrap();
+            let name = format!("trace:{}", path.display());
+            WorkloadSource::open(&name, &ReadOptions::default()).unwrap()
+        };
+        let files = [
+            "s1/x.jsonl",
+            "s2/x.jsonl",
+            "s2/../s2/x.jsonl",
+            "s2/y.jsonl",
+            "s2/y.json",
+        ];
+        let sources = files.map(open).to_vec();
+        let names: Vec<String> = WorkloadSource::distinct(sources)
+            .iter()
+            .map(WorkloadSource::name)
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "trace:s1/x.jsonl",
+                "trace:s2/x.jsonl",
+                "trace:y.jsonl",
+                "trace:y.json"
+            ]
         );
     }
 
