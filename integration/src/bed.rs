@@ -6,6 +6,7 @@ use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -18,18 +19,45 @@ use crate::{Client, Outcome, Process, Request, eventually};
 /// Longest wait for a start, a refusal or an end. Seconds are usual; a busy CI machine is not.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// Held for reading by every bed, and for writing by one that must be alone.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// Released when the bed goes.
+enum Turn {
+    Shared(#[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>),
+    Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>),
+}
+
 /// A directory in which frontends and workers find each other.
 pub struct Bed {
     directory: TempDir,
     started: AtomicUsize,
+    _turn: Turn,
 }
 
 impl Bed {
-    /// An empty bed.
+    /// An empty bed beside those of other tests. A test may have one at a time.
     ///
     /// # Errors
     /// When no temporary directory can be made.
     pub fn new() -> Result<Self> {
+        // A test that failed has left nothing half done.
+        Self::in_turn(Turn::Shared(
+            TURN.read().unwrap_or_else(PoisonError::into_inner),
+        ))
+    }
+
+    /// An empty bed while no other test of this program has one: for what is measured in wall time. It waits for that.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn alone() -> Result<Self> {
+        Self::in_turn(Turn::Alone(
+            TURN.write().unwrap_or_else(PoisonError::into_inner),
+        ))
+    }
+
+    fn in_turn(turn: Turn) -> Result<Self> {
         let directory = TempDir::with_prefix("regime-")?;
         for name in ["home", "tmp", "discovery"] {
             fs::create_dir(directory.path().join(name))?;
@@ -37,6 +65,7 @@ impl Bed {
         Ok(Self {
             directory,
             started: AtomicUsize::new(0),
+            _turn: turn,
         })
     }
 

@@ -78,6 +78,15 @@ impl Request {
     }
 }
 
+/// A prompt of `words` words, each one token of the mock model. Prompts of different numbers differ from the first word on.
+#[must_use]
+pub fn prompt(number: u32, words: u32) -> String {
+    (0..words)
+        .map(|word| format!("w{}", 3 + (number * 67 + word) % 4000))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
 /// A complete answer.
 #[derive(Debug, Default)]
 pub struct Reply {
@@ -153,6 +162,12 @@ impl Reply {
     #[must_use]
     pub fn prefill_worker(&self) -> Option<u64> {
         self.nvext("/worker_id/prefill_worker_id")?.as_u64()
+    }
+
+    /// Time to first token as the frontend saw it, ms.
+    #[must_use]
+    pub fn ttft_ms(&self) -> Option<f64> {
+        self.nvext("/timing/ttft_ms")?.as_f64()
     }
 
     /// Share of the prompt's blocks that the router found cached where it sent the request, 0 to 1.

@@ -16,7 +16,7 @@ mod process;
 mod wait;
 
 pub use bed::{Bed, Frontend, LIMIT, free_port};
-pub use client::{Client, Reply, Request, Stream};
+pub use client::{Client, Reply, Request, Stream, prompt};
 pub use metrics::{Series, regime_series};
 pub use process::{Outcome, Process, Signal};
 pub use wait::eventually;

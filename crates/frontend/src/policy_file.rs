@@ -10,8 +10,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use dynamo_kv_router::scheduling::RouterPolicyConfig;
+use regime_policy::LateBinding;
 use serde_json::json;
-use serde_yaml::Value;
+use serde_yaml::{Mapping, Value};
 use tempfile::TempPath;
 
 /// A file that routes the three token roles by one instance of `policy`, which bears the type's name, and installs
@@ -89,6 +90,24 @@ pub fn without_router_keys(file: &Path, keys: &[&str]) -> anyhow::Result<Option<
     })
 }
 
+/// Whether `file` defines queue classes, for all models or for one.
+///
+/// # Errors
+/// A file that cannot be read or is not a policy file.
+pub fn has_queue_classes(file: &Path) -> anyhow::Result<bool> {
+    Ok(RouterPolicyConfig::from_path(file)?.has_routing_profiles())
+}
+
+/// The policy file `yaml`, or an empty one, with the queue classes of `binding`.
+///
+/// # Errors
+/// A text that is no mapping, or a setting of `binding` out of its range.
+pub fn with_late_binding(yaml: Option<&str>, binding: LateBinding) -> anyhow::Result<String> {
+    let mut document: Mapping = yaml.map_or_else(|| Ok(Mapping::new()), serde_yaml::from_str)?;
+    document.extend(binding.policy_file_keys()?);
+    Ok(serde_yaml::to_string(&document)?)
+}
+
 /// Write `yaml` to a file that is deleted when the result is dropped.
 ///
 /// # Errors
@@ -104,10 +123,16 @@ pub fn private(yaml: &str) -> anyhow::Result<TempPath> {
     Ok(file.into_temp_path())
 }
 
+/// The text of `file`.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn text(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+}
+
 fn document(file: &Path) -> anyhow::Result<Value> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    serde_yaml::from_str(&text).with_context(|| format!("parsing {}", file.display()))
+    serde_yaml::from_str(&text(file)?).with_context(|| format!("parsing {}", file.display()))
 }
 
 #[cfg(test)]

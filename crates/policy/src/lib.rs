@@ -30,6 +30,7 @@ mod guard;
 mod hub;
 mod in_flight;
 mod journal;
+mod late_binding;
 mod metrics;
 mod parameters;
 mod periodic;
@@ -44,6 +45,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use feedback::Feedback;
 pub use guard::{FallbackReason, is_guarded};
 pub use journal::{Decision, DecisionRow};
+pub use late_binding::{LateBinding, LateBindingError};
 pub use metrics::{MetricDoc, metrics_documentation};
 pub use parameters::{
     Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError, Parameters,

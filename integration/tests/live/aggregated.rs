@@ -5,21 +5,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use regime_integration::{Bed, Frontend, LIMIT, Reply, eventually, regime_series};
+use regime_integration::{Bed, Frontend, LIMIT, Reply, eventually, prompt, regime_series};
 
 const WORKERS: usize = 4;
 
 async fn start(bed: &Bed) -> Result<Frontend> {
     let flags = ["--mock-workers", "4", "--mock-speedup", "10"];
     bed.serve(WORKERS, &flags).await
-}
-
-/// 64 words that no other `number` uses in the same places: four blocks.
-fn prompt(number: u32) -> String {
-    (0..64)
-        .map(|word| format!("w{}", 3 + (number * 67 + word) % 4000))
-        .collect::<Vec<_>>()
-        .join(" ")
 }
 
 #[tokio::test]
@@ -104,7 +96,7 @@ async fn worker_ids_keep_all_their_digits() -> Result<()> {
 async fn a_repeated_prompt_stays_on_the_worker_that_has_it_cached() -> Result<()> {
     let bed = Bed::new()?;
     let frontend = bed.serve(WORKERS, &["--mock-workers", "4"]).await?;
-    let prompt = (0..25).map(prompt).collect::<Vec<_>>().join(" ");
+    let prompt = prompt(0, 1_600);
     let ask = async || {
         frontend
             .client
@@ -140,7 +132,7 @@ async fn idle_workers_share_unrelated_prompts() -> Result<()> {
     let frontend = bed.serve(WORKERS, &flags).await?;
     let mut shares: BTreeMap<u64, u32> = BTreeMap::new();
     for number in 1..=80 {
-        let request = frontend.completion(&prompt(number)).tokens(1);
+        let request = frontend.completion(&prompt(number, 64)).tokens(1);
         let reply = frontend.client.send(&request).await?.ok()?;
         let worker = reply.decode_worker().context("worker id")?;
         *shares.entry(worker).or_default() += 1;

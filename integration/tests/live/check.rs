@@ -2,7 +2,9 @@
 
 //! `check`: a policy file is judged without serving, and more strictly than the host does (field report BR-20).
 
-use anyhow::{Result, ensure};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
 use regime_integration::{Bed, LIMIT, Outcome};
 
 const TWO_INSTANCES: &str = "\
@@ -49,6 +51,48 @@ async fn a_good_file_shows_the_policy_of_each_role() -> Result<()> {
     ensure!(role(&outcome, "decode")?.contains("built-in"));
     ensure!(role(&outcome, "prefill")?.contains("built-in"));
     Ok(())
+}
+
+#[tokio::test]
+async fn every_shipped_policy_file_is_sound() -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/policies");
+    let mut checked = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let file = entry?.path();
+        let outcome = check_with(&std::fs::read_to_string(&file)?, &[], &[]).await?;
+        role(&outcome, "decode").with_context(|| file.display().to_string())?;
+        checked += 1;
+    }
+    ensure!(checked > 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn late_binding_is_shown_with_the_flag_or_the_variable_behind_it() -> Result<()> {
+    let yaml = two_instances("", "");
+    let by_flag = check_with(&yaml, &["--late-binding"], &[]).await?;
+    ensure!(role(&by_flag, "queue")?.contains("8192 prefill tokens"));
+    ensure!(role(&by_flag, "queue")?.contains("--late-binding"));
+    let by_variable = check(&yaml, &[("REGIME_LATE_BINDING", "on")]).await?;
+    ensure!(role(&by_variable, "queue")?.contains("REGIME_LATE_BINDING"));
+    ensure!(role(&check(&yaml, &[]).await?, "queue").is_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn late_binding_beside_classes_of_the_file_is_refused() -> Result<()> {
+    let classes = "\
+default_policy_family: all
+uncached_isl_buckets: [{ min_tokens: 0, bucket: any }]
+policy_classes: [{ name: own, policy_family: all, cache_bucket: any, quantum: 1 }]
+";
+    let yaml = two_instances("", "") + classes;
+    let variable = ("REGIME_LATE_BINDING", "true");
+    check(&yaml, &[variable]).await?.refused_with(&[
+        "REGIME_LATE_BINDING",
+        "policy_classes",
+        "policy.yaml",
+    ])
 }
 
 #[tokio::test]

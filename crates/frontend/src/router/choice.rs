@@ -8,10 +8,13 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use dynamo_kv_router::config::DYN_ROUTER_WORKER_SELECTION_POLICY;
 use dynamo_runtime::pipeline::RouterMode;
+use regime_policy::LateBinding;
 
+use super::TuningArgs;
 use crate::cli::{Source, Sources};
 use crate::environment::Changes;
 use crate::policy_file;
+use crate::values::switch;
 
 /// Which policy routes.
 #[derive(Debug, Clone, Default, Args)]
@@ -36,6 +39,11 @@ pub struct PolicyArgs {
     /// Dynamo's routing mode [default: kv, which every policy needs; the stock frontend defaults to round-robin].
     #[arg(long, env = "DYN_ROUTER_MODE", value_enum, value_name = "MODE")]
     pub router_mode: Option<Mode>,
+
+    /// Keep requests here while every worker has over 8192 prefill tokens queued, and place them when one has room;
+    /// adds two queue classes to the policy file [default: false].
+    #[arg(long, env = "REGIME_LATE_BINDING", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
+    pub late_binding: Option<bool>,
 }
 
 /// A router that needs no policy file.
@@ -213,8 +221,45 @@ impl PolicyArgs {
                     );
                 }
             }
+            if self.late_binding == Some(true) {
+                bail!(
+                    "{} needs router mode kv, not {}",
+                    from("late_binding"),
+                    name(mode)
+                );
+            }
         }
         Ok(choice)
+    }
+
+    /// The queue that [`Self::late_binding`] asks for, if it does.
+    ///
+    /// # Errors
+    /// Names the other setting that asks for a queue: Dynamo would let the classes win without a word.
+    pub(super) fn late_binding(
+        &self,
+        tuning: &TuningArgs,
+        sources: &Sources,
+    ) -> anyhow::Result<Option<LateBinding>> {
+        if self.late_binding != Some(true) {
+            return Ok(None);
+        }
+        for (id, value) in [
+            (
+                "router_queue_threshold",
+                tuning.router_queue_threshold.map(|value| value.to_string()),
+            ),
+            ("router_queue_policy", tuning.router_queue_policy.clone()),
+        ] {
+            if let Some(value) = value {
+                bail!(
+                    "{} and {} ({value}) both choose the router's queue; give one of them",
+                    sources.name("late_binding"),
+                    sources.name(id)
+                );
+            }
+        }
+        Ok(Some(LateBinding::default()))
     }
 }
 
@@ -293,6 +338,19 @@ mod tests {
         assert_eq!(
             choose(args).unwrap_err(),
             "--router (regime-aware) needs router mode kv, but --router-mode says random"
+        );
+    }
+
+    #[test]
+    fn late_binding_needs_kv_mode() {
+        let args = PolicyArgs {
+            router: Some(Router::LeastLoaded),
+            late_binding: Some(true),
+            ..Default::default()
+        };
+        assert_eq!(
+            choose(args).unwrap_err(),
+            "--late-binding needs router mode kv, not least-loaded"
         );
     }
 

@@ -236,6 +236,9 @@ impl Plan {
         for line in self.roles.lines() {
             startup::line("policy", &line);
         }
+        for line in &self.routing.queue {
+            startup::line("queue", line);
+        }
     }
 
     fn url(&self) -> String {
