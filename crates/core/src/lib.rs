@@ -21,7 +21,7 @@ mod worker;
 
 pub use accrual::{AccrualConfig, AccrualError, FailureAccrual, HoldDown};
 pub use calibration::{
-    CalibrationConfig, CalibrationError, PoolCalibration, PoolEstimate, WorkerEstimate,
+    CalibrationConfig, CalibrationError, PoolCalibration, PoolEstimate, RateSource, WorkerEstimate,
 };
 pub use curve::{CurveError, CurveParameters, LatencyCurve};
 pub use ewma::{Ewma, StepEwma};

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
-use regime_core::{InFlight, LedgerCounts, Regime, Timestamp, WorkerKey};
+use regime_core::{InFlight, LedgerCounts, RateSource, Regime, Timestamp, WorkerKey};
 use serde::Serialize;
 
 use crate::guard::FallbackReason;
@@ -124,6 +124,9 @@ pub struct TtftReport {
 /// Rates learned from feedback; the priors until then.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct RatesReport {
+    /// What the prefill rates were last learned from: `events`, first tokens; `drain`, queues as its own
+    /// decisions saw them, in a pool that no event reaches; `prior`, nothing yet.
+    pub source: RateSource,
     /// Fixed part of a prefill pass, ms.
     pub pass_ms: f64,
     /// Prefill of one uncached token, ms.
@@ -134,7 +137,7 @@ pub struct RatesReport {
     pub residence_ms: f64,
     /// Prefill efficiency: 1 when prefill is the scarce resource, towards 0 when seats are.
     pub efficiency: f64,
-    /// Prefill passes that the rates rest on; 0 means that they are priors.
+    /// Prefill passes seen.
     pub groups: u64,
     /// Age of the newest pass, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -248,6 +251,7 @@ fn summarise(pool: &Pool, state: &State, now: Timestamp) -> PoolReport {
             now,
         ),
         rates: RatesReport {
+            source: estimate.source,
             pass_ms: estimate.pass_ms,
             token_ms: estimate.token_ms,
             decode_step_ms: estimate.decode_step_ms,

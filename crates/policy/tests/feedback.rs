@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dynamo_kv_router::WorkerType;
-use regime_core::{Regime, Timestamp, Tokens, WorkerKey};
-use regime_policy::{Clock, Feedback, TtftDelta, WorkerReport};
+use regime_core::{RateSource, Regime, Timestamp, Tokens, WorkerKey};
+use regime_policy::{Clock, Feedback, PoolReport, TtftDelta, WorkerReport};
 use support::{Host, Row, key, row};
 
 const BLOCKS: usize = 64;
@@ -349,16 +349,18 @@ fn an_unread_journal_costs_nothing_but_records() {
 #[test]
 fn without_events_the_queues_that_selections_saw_raise_the_price() {
     let host = Host::new("{}");
-    let rows = [row(1), row(2)].map(|row| row.load(4, 4_096, 256));
+    // 4,000 tokens are no sum of these prompts, so the queues teach nothing about the rates.
+    let rows = [row(1), row(2)].map(|row| row.load(4, 4_000, 256));
     for _ in 0..200 {
         host.select(BLOCKS, &rows);
         host.advance(20);
     }
     let pool = host.pool();
-    // 4096 × 0.03 + 12 / 2 = 128.88 ms queued, in requests of 42.72 ms: 3.02, at a price of 2 each.
+    // 4000 × 0.03 + 12 / 2 = 126 ms queued, in requests of 42.72 ms: 2.95, at a price of 2 each.
     let waiting = pool.health.signals["waiting"].value;
-    assert!((waiting - 3.02).abs() < 0.01, "{waiting}");
-    assert!((pool.price.prefill - 6.03).abs() < 0.02, "{:?}", pool.price);
+    assert!((waiting - 2.95).abs() < 0.01, "{waiting}");
+    assert!((pool.price.prefill - 5.90).abs() < 0.02, "{:?}", pool.price);
+    assert_eq!(pool.rates.source, RateSource::Prior);
 }
 
 #[test]
@@ -380,4 +382,132 @@ fn a_worker_that_is_withheld_from_selections_is_kept_while_discovery_lists_it() 
     listed.lock().unwrap().clear();
     host.advance(1_000);
     assert_eq!(ids(), [3]);
+}
+
+/// One event of a request on its way to the router.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Step {
+    Sent,
+    FirstToken,
+    Completed,
+}
+
+/// 200 requests a worker, one every 200 ms, of 800 and 2,400 tokens in turn, which take 20 ms and
+/// 0.025 ms a token. `mangle` changes the events, as time in ms, request and step, before they arrive.
+fn after_mangled_events(mangle: impl Fn(&mut Vec<(u64, u64, Step)>)) -> PoolReport {
+    let host = Host::new("{}");
+    let (feedback, _) = host.feedback(&[1, 2]);
+    let blocks = |request: u64| [50, 150][request as usize / 2 % 2];
+    let worker = |request: u64| key(1 + request % 2);
+    let mut events = Vec::new();
+    for request in 0..400 {
+        let at = request / 2 * 200 + request % 2;
+        let prefill = 20 + blocks(request) as u64 * 16 / 40;
+        for (time, step) in [
+            (at, Step::Sent),
+            (at + prefill, Step::FirstToken),
+            (at + prefill + 60, Step::Completed),
+        ] {
+            events.push((time, request, step));
+        }
+    }
+    mangle(&mut events);
+    events.sort_by_key(|&(at, ..)| at);
+    let mut now = 0;
+    let mut placed = 0;
+    for (at, request, step) in events {
+        host.advance(at - now);
+        now = at;
+        let id = request.to_string();
+        let tokens = Tokens(blocks(request) as u64 * 16);
+        // Decisions are the router's own and keep their order.
+        while placed <= request {
+            feedback.classified(
+                &placed.to_string(),
+                host.clock.now(),
+                Tokens(blocks(placed) as u64 * 16),
+            );
+            host.select(blocks(placed), &[row(worker(placed).id)]);
+            placed += 1;
+        }
+        match step {
+            Step::Sent => feedback.sent(&id, worker(request)),
+            Step::FirstToken => feedback.responding(&id, worker(request), Some(1)),
+            Step::Completed => feedback.completed(&id, worker(request), Some(tokens.0 + 8)),
+        }
+    }
+    let pool = host.pool();
+    assert_eq!(pool.rates.source, RateSource::Events);
+    assert!(pool.workers.iter().all(|worker| worker.slowness == 1.0));
+    pool
+}
+
+/// Learned over true time of a prefill of 1,600 tokens, which is 60 ms.
+fn prefill_accuracy(pool: &PoolReport) -> f64 {
+    (pool.rates.pass_ms + pool.rates.token_ms * 1_600.0) / 60.0
+}
+
+#[test]
+fn rates_are_learned_from_events_in_order() {
+    let pool = after_mangled_events(|_| {});
+    assert!((0.97..1.03).contains(&prefill_accuracy(&pool)));
+    assert!((pool.rates.token_ms / 0.025 - 1.0).abs() < 0.1);
+}
+
+#[test]
+fn first_tokens_that_arrive_late_cost_no_more_than_their_delay() {
+    let pool = after_mangled_events(|events| {
+        for (n, (at, _, step)) in events.iter_mut().enumerate() {
+            if *step != Step::Sent {
+                *at += n as u64 % 7;
+            }
+        }
+    });
+    // 0 to 6 ms late, 3 on average.
+    let accuracy = prefill_accuracy(&pool);
+    assert!((1.0..1.1).contains(&accuracy), "{accuracy}");
+}
+
+#[test]
+fn lost_events_do_not_change_the_rates() {
+    let pool = after_mangled_events(|events| {
+        let mut n = 0;
+        events.retain(|_| {
+            n += 1;
+            n % 7 != 0
+        });
+    });
+    let accuracy = prefill_accuracy(&pool);
+    assert!((0.95..1.05).contains(&accuracy), "{accuracy}");
+}
+
+#[test]
+fn answers_that_arrive_twice_count_once() {
+    // A second dispatch is no duplicate: Dynamo sends a request anew when its worker fails.
+    let twice = after_mangled_events(|events| {
+        let answers = |&&(_, _, step): &&(u64, u64, Step)| step != Step::Sent;
+        let again: Vec<_> = events.iter().filter(answers).copied().collect();
+        events.extend(again);
+    });
+    let once = after_mangled_events(|_| {});
+    assert_eq!(twice.rates.groups, once.rates.groups);
+    assert_eq!(twice.rates.pass_ms, once.rates.pass_ms);
+    assert_eq!(twice.in_flight, once.in_flight);
+}
+
+#[test]
+fn events_that_overtake_each_other_do_not_change_the_rates() {
+    let pool = after_mangled_events(|events| {
+        for request in events.chunks_mut(3) {
+            match request[0].1 % 5 {
+                // The first token before the dispatch, and the end before the first token.
+                0 => request[0].0 = request[1].0 + 1,
+                1 => request[1].0 = request[2].0 + 1,
+                _ => {}
+            }
+        }
+    });
+    let accuracy = prefill_accuracy(&pool);
+    assert!((0.95..1.05).contains(&accuracy), "{accuracy}");
+    assert_eq!((pool.in_flight.waiting, pool.in_flight.running), (0, 0));
 }

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use super::Stretch;
 use crate::{Millis, Timestamp, Tokens};
 
 /// The passes of one worker.
@@ -16,19 +17,6 @@ use crate::{Millis, Timestamp, Tokens};
 pub(super) struct PassTracker {
     open: Option<OpenPass>,
     previous_end: Timestamp,
-}
-
-/// A prefill pass that has ended.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Pass {
-    /// When its first tokens came.
-    pub(super) at: Timestamp,
-    /// How long it lasted. Above zero.
-    pub(super) duration: Millis,
-    /// Tokens it prefilled.
-    pub(super) tokens: f64,
-    /// Requests that ran on the worker when it ended, its own not counted.
-    pub(super) running: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,15 +56,16 @@ impl PassTracker {
     }
 
     /// Close the open pass if it is more than `gap` old at `at`; returns it if it can be learned from.
-    pub(super) fn close_before(&mut self, at: Timestamp, gap: Duration) -> Option<Pass> {
+    pub(super) fn close_before(&mut self, at: Timestamp, gap: Duration) -> Option<Stretch> {
         let pass = self.open.take_if(|pass| at.since(pass.at) > gap)?;
         let began = self.previous_end.max(pass.earliest_sent);
         self.previous_end = pass.at;
         let duration = Millis::from(pass.at.since(began));
         let tokens = pass.tokens?;
-        (duration > Millis::ZERO).then_some(Pass {
+        (duration > Millis::ZERO).then_some(Stretch {
             at: pass.at,
             duration,
+            passes: 1,
             tokens,
             running: pass.running,
         })
@@ -98,7 +87,7 @@ mod tests {
         at: u64,
         sent_at: u64,
         uncached: Option<u64>,
-    ) -> Option<Pass> {
+    ) -> Option<Stretch> {
         let closed = tracker.close_before(us(at), GAP);
         tracker.first_token(us(at), us(sent_at), uncached.map(Tokens), 3);
         closed
@@ -112,9 +101,10 @@ mod tests {
         let pass = token(&mut tracker, 30_501, 12_000, Some(400)).unwrap();
         assert_eq!(
             pass,
-            Pass {
+            Stretch {
                 at: us(30_000),
                 duration: Millis::new(20.0),
+                passes: 1,
                 tokens: 300.0,
                 running: 3,
             }

@@ -2,11 +2,12 @@
 
 //! The pool's prefill model: a pass over u uncached tokens takes a + b·u.
 //!
-//! Weighted least squares in closed form, one step per pass. Errors count relative to the prediction,
-//! and old passes fade. Three things keep it sound:
+//! Weighted least squares in closed form, one step per sample, which is a pass or a few in a row. Errors
+//! count relative to the prediction, and old samples fade. Three things keep it sound:
 //!
 //! - Damping. Each step also pays for leaving the present a and b, as much as one pass weighs. When
 //!   all prompts are equally long, only a + b·u is known; the split then stays where it was.
+//!   Where the tokens of a sample are not exact, only a common factor of both is learned.
 //! - Outliers. Passes are never too short, but often too long: they wait for decode steps, seats or
 //!   memory. A long one weighs little, and a very long one nothing.
 //! - Misfit. If *most* passes are off, the model is wrong and not they. Only clean passes vote, on
@@ -40,25 +41,30 @@ pub(super) struct PrefillFit {
     ratios: Vec<f64>,
 }
 
-/// One pass, as it would have been on a worker of slowness 1.
+/// Passes without a pause, as they would have been on a worker of slowness 1.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     /// ms, above zero.
     pub(super) duration: f64,
+    /// Passes, at least 1.
+    pub(super) passes: f64,
     /// Uncached tokens.
     pub(super) tokens: f64,
     /// Whether seats and memory were plentiful.
     pub(super) clean: bool,
+    /// Whether passes and tokens are exact, so that they tell a and b apart. Otherwise the sample moves
+    /// both by one factor: errors in the tokens would pass work of b on to a.
+    pub(super) exact: bool,
 }
 
-/// Weighted sums over samples: Σw, Σwu, Σwu², Σwd, Σwud.
+/// Weighted sums over samples of p passes, u tokens and duration d: Σwp², Σwpu, Σwu², Σwpd, Σwud.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
-    w: f64,
-    wu: f64,
-    wuu: f64,
-    wd: f64,
-    wud: f64,
+    pp: f64,
+    pu: f64,
+    uu: f64,
+    pd: f64,
+    ud: f64,
 }
 
 impl PrefillFit {
@@ -83,12 +89,12 @@ impl PrefillFit {
         self.token
     }
 
-    /// a + b·u, ms.
-    pub(super) fn predict(&self, tokens: f64) -> f64 {
-        self.pass + self.token * tokens
+    /// a·p + b·u, ms.
+    pub(super) fn predict(&self, passes: f64, tokens: f64) -> f64 {
+        self.pass * passes + self.token * tokens
     }
 
-    /// Learn from a pass. Returns the factor by which predictions were scaled if the model proved
+    /// Learn from a sample. Returns the factor by which predictions were scaled if the model proved
     /// wrong.
     pub(super) fn observe(&mut self, sample: Sample, config: &CalibrationConfig) -> Option<f64> {
         if sample.clean {
@@ -122,7 +128,7 @@ impl PrefillFit {
         self.ratios.extend(
             self.clean
                 .iter()
-                .map(|s| s.duration / (pass + token * s.tokens)),
+                .map(|s| s.duration / (pass * s.passes + token * s.tokens)),
         );
         let typical = lower_median(&mut self.ratios)?;
         (typical.max(typical.recip()) > config.misfit_ratio).then_some(typical)
@@ -141,7 +147,7 @@ impl PrefillFit {
     }
 
     fn learn(&mut self, sample: Sample, config: &CalibrationConfig) {
-        let predicted = self.predict(sample.tokens);
+        let predicted = self.predict(sample.passes, sample.tokens);
         if sample.duration > config.drop_ratio * predicted + config.drop_slack_ms {
             return;
         }
@@ -155,24 +161,28 @@ impl PrefillFit {
         };
         self.sums.fade(config.forgetting);
         self.sums.add(weight, sample);
-        self.solve(predicted, sample.tokens);
+        if sample.exact {
+            self.solve(predicted, sample);
+        } else {
+            self.rescale();
+        }
     }
 
     /// One damped least-squares step. Works on changes x, y in units of the damping scales, where the
     /// normal equations are [xx + D, xy; xy, yy + D]·[x; y] = [gx; gy].
-    fn solve(&mut self, predicted: f64, tokens: f64) {
+    fn solve(&mut self, predicted: f64, sample: Sample) {
         let s = &self.sums;
-        let scale_a = self.pass.max(LEAST_SHARE * predicted);
-        let scale_b = if tokens > 0.0 {
-            self.token.max(LEAST_SHARE * predicted / tokens)
+        let scale_a = self.pass.max(LEAST_SHARE * predicted / sample.passes);
+        let scale_b = if sample.tokens > 0.0 {
+            self.token.max(LEAST_SHARE * predicted / sample.tokens)
         } else {
             self.token
         };
-        let xx = s.w * scale_a * scale_a + DAMPING;
-        let xy = s.wu * scale_a * scale_b;
-        let yy = s.wuu * scale_b * scale_b + DAMPING;
-        let gx = scale_a * (s.wd - self.pass * s.w - self.token * s.wu);
-        let gy = scale_b * (s.wud - self.pass * s.wu - self.token * s.wuu);
+        let xx = s.pp * scale_a * scale_a + DAMPING;
+        let xy = s.pu * scale_a * scale_b;
+        let yy = s.uu * scale_b * scale_b + DAMPING;
+        let gx = scale_a * (s.pd - self.pass * s.pp - self.token * s.pu);
+        let gy = scale_b * (s.ud - self.pass * s.pu - self.token * s.uu);
         let determinant = xx * yy - xy * xy;
         let mut x = (gx * yy - gy * xy) / determinant;
         let mut y = (gy * xx - gx * xy) / determinant;
@@ -196,6 +206,18 @@ impl PrefillFit {
         }
     }
 
+    /// One damped least-squares step for a common factor of a and b.
+    fn rescale(&mut self) {
+        let (a, b, s) = (self.pass, self.token, &self.sums);
+        let predicted = a * a * s.pp + 2.0 * a * b * s.pu + b * b * s.uu;
+        let change = (a * s.pd + b * s.ud - predicted) / (predicted + DAMPING);
+        if change.is_finite() {
+            self.set(a * (1.0 + change), b * (1.0 + change));
+        } else {
+            self.sums = Sums::default();
+        }
+    }
+
     const fn set(&mut self, pass: f64, token: f64) {
         self.pass = pass.clamp(PASS_RANGE.0, PASS_RANGE.1);
         self.token = token.clamp(TOKEN_RANGE.0, TOKEN_RANGE.1);
@@ -205,11 +227,11 @@ impl PrefillFit {
 impl Sums {
     fn fade(&mut self, kept: f64) {
         for sum in [
-            &mut self.w,
-            &mut self.wu,
-            &mut self.wuu,
-            &mut self.wd,
-            &mut self.wud,
+            &mut self.pp,
+            &mut self.pu,
+            &mut self.uu,
+            &mut self.pd,
+            &mut self.ud,
         ] {
             *sum *= kept;
         }
@@ -217,13 +239,16 @@ impl Sums {
 
     fn add(&mut self, weight: f64, sample: Sample) {
         let Sample {
-            duration, tokens, ..
+            duration,
+            passes,
+            tokens,
+            ..
         } = sample;
-        self.w += weight;
-        self.wu += weight * tokens;
-        self.wuu += weight * tokens * tokens;
-        self.wd += weight * duration;
-        self.wud += weight * tokens * duration;
+        self.pp += weight * passes * passes;
+        self.pu += weight * passes * tokens;
+        self.uu += weight * tokens * tokens;
+        self.pd += weight * passes * duration;
+        self.ud += weight * tokens * duration;
     }
 }
 
@@ -240,8 +265,10 @@ mod tests {
     fn exact(pass: f64, token: f64, tokens: f64) -> Sample {
         Sample {
             duration: pass + token * tokens,
+            passes: 1.0,
             tokens,
             clean: true,
+            exact: true,
         }
     }
 
@@ -269,7 +296,7 @@ mod tests {
             fit.observe(exact(15.0, 0.0375, 1_000.0), &config());
         }
         // The prior says 12 + 30.
-        assert_close(fit.predict(1_000.0), 52.5);
+        assert_close(fit.predict(1.0, 1_000.0), 52.5);
         assert!((12.0..20.0).contains(&fit.pass_ms()), "{}", fit.pass_ms());
     }
 
@@ -310,13 +337,50 @@ mod tests {
     }
 
     #[test]
+    fn passes_that_were_only_timed_together_tell_pass_and_token_apart() {
+        let mut fit = PrefillFit::new(&config());
+        for n in 0..100 {
+            let (passes, tokens) = [(1.0, 2_000.0), (3.0, 1_200.0)][n % 2];
+            let together = Sample {
+                duration: 20.0 * passes + 0.025 * tokens,
+                passes,
+                tokens,
+                clean: true,
+                exact: true,
+            };
+            fit.observe(together, &config());
+        }
+        assert_close(fit.pass_ms(), 20.0);
+        assert_close(fit.token_ms(), 0.025);
+    }
+
+    #[test]
+    fn samples_of_inexact_tokens_move_both_by_one_factor() {
+        let mut fit = PrefillFit::new(&config());
+        for n in 0..100 {
+            // Twice the prediction of 12 + 0.03·u on average, with a fifth of the tokens misattributed.
+            let tokens = [800.0, 1_200.0][n % 2];
+            let inexact = Sample {
+                exact: false,
+                tokens,
+                ..exact(24.0 + 60.0, 0.0, 0.0)
+            };
+            fit.observe(inexact, &config());
+        }
+        assert!((fit.token_ms() / fit.pass_ms() - 0.03 / 12.0).abs() < 1e-12);
+        assert!((fit.predict(1.0, 1_000.0) / 84.0 - 1.0).abs() < 0.1);
+    }
+
+    #[test]
     fn a_very_long_pass_teaches_nothing() {
         let mut fit = PrefillFit::new(&config());
         // Predicted 42 ms; the limit is 5 · 42 + 50 = 260.
         let late = Sample {
             duration: 261.0,
+            passes: 1.0,
             tokens: 1_000.0,
             clean: false,
+            exact: true,
         };
         fit.observe(late, &config());
         assert_eq!((fit.pass_ms(), fit.token_ms()), (12.0, 0.03));
@@ -327,7 +391,7 @@ mod tests {
             },
             &config(),
         );
-        assert!(fit.predict(1_000.0) > 42.0);
+        assert!(fit.predict(1.0, 1_000.0) > 42.0);
     }
 
     #[test]
@@ -337,12 +401,14 @@ mod tests {
             fit.observe(
                 Sample {
                     duration,
+                    passes: 1.0,
                     tokens: 1_000.0,
                     clean: false,
+                    exact: true,
                 },
                 &config(),
             );
-            fit.predict(1_000.0) - 42.0
+            fit.predict(1.0, 1_000.0) - 42.0
         };
         // 1.5 times 42 is 63. The suspect one is off by three times as much, at 0.15 of the weight.
         assert!(moved(105.0) < moved(62.0));
@@ -356,9 +422,9 @@ mod tests {
             .collect();
         assert_eq!(scales.len(), 1);
         assert!(
-            (fit.predict(1_000.0) / 840.0 - 1.0).abs() < 0.05,
+            (fit.predict(1.0, 1_000.0) / 840.0 - 1.0).abs() < 0.05,
             "{}",
-            fit.predict(1_000.0)
+            fit.predict(1.0, 1_000.0)
         );
     }
 
@@ -372,20 +438,26 @@ mod tests {
             };
             assert_eq!(fit.observe(crowded, &config()), None);
         }
-        assert_eq!(fit.predict(1_000.0), 42.0);
+        assert_eq!(fit.predict(1.0, 1_000.0), 42.0);
     }
 
     proptest! {
         #[test]
         fn the_model_stays_in_its_bounds(
             samples in prop::collection::vec(
-                (1e-3..1e12f64, prop_oneof![Just(0.0), 0.0..1e5f64, 0.0..2e19f64], any::<bool>()),
+                (
+                    1e-3..1e12f64,
+                    prop_oneof![Just(1.0), 1.0..1e9f64],
+                    prop_oneof![Just(0.0), 0.0..1e5f64, 0.0..2e19f64],
+                    any::<bool>(),
+                    any::<bool>(),
+                ),
                 0..200,
             ),
         ) {
             let mut fit = PrefillFit::new(&config());
-            for (duration, tokens, clean) in samples {
-                fit.observe(Sample { duration, tokens, clean }, &config());
+            for (duration, passes, tokens, clean, exact) in samples {
+                fit.observe(Sample { duration, passes, tokens, clean, exact }, &config());
                 prop_assert!((PASS_RANGE.0..=PASS_RANGE.1).contains(&fit.pass_ms()));
                 prop_assert!((TOKEN_RANGE.0..=TOKEN_RANGE.1).contains(&fit.token_ms()));
             }

@@ -178,11 +178,11 @@ fn at(ms: f64) -> Timestamp {
 
 /// A linear congruential generator: the same numbers on every machine.
 #[derive(Debug, Clone)]
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
     /// Uniform in 0..1.
-    fn unit(&mut self) -> f64 {
+    pub(super) fn unit(&mut self) -> f64 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -190,7 +190,7 @@ impl Random {
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn exponential(&mut self, mean: f64) -> f64 {
+    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 }

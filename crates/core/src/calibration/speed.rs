@@ -7,6 +7,9 @@
 //! typical, one strange pass moves it half-way at most, and one that falls silent becomes typical
 //! again and gets tried again. A full memory outweighs it 20 to 1.
 //!
+//! A pass much longer than expected is an outlier, and counts as no longer than the limit. With every
+//! further one in a row the limit rises by the same factor: one is a hiccup, three are a slow worker.
+//!
 //! A worker counts as typical within a dead band, because noise alone would otherwise divert traffic, and
 //! a worker without traffic cannot clear itself. The band is relative (three standard errors, so wider
 //! while passes are few) and absolute (the jitter of event delivery, which dwarfs passes of a few ms and
@@ -15,12 +18,14 @@
 //! Passes and tokens are summed, and not predictions: Σ predicted = a·passes + b·tokens then always
 //! speaks of the present a and b, and what is known about a worker survives a change of the model.
 
-use super::CalibrationConfig;
 use super::prefill_fit::PrefillFit;
+use super::{CalibrationConfig, Stretch};
 use crate::Timestamp;
 
 /// Passes' worth of evidence that a worker is typical.
 const PRIOR_PASSES: f64 = 1.0;
+/// Where the limit for outliers stops rising. 1.5⁸ is 26, beyond any slowness.
+const MOST_LONG_IN_A_ROW: i32 = 8;
 /// Bounds of measured over predicted time. Far outside any real ratio: they bound arithmetic.
 pub(super) const RATIO_RANGE: (f64, f64) = (1e-3, 1e3);
 /// Bounds of the slowness that is handed out.
@@ -45,6 +50,8 @@ pub(super) struct Speed {
     measured_ms: f64,
     passes: f64,
     tokens: f64,
+    /// Suspiciously long samples up to now without another in between.
+    long_in_a_row: i32,
     groups: u64,
     last_sample: Option<Timestamp>,
 }
@@ -89,22 +96,24 @@ impl Speed {
         (passes * ratio + PRIOR_PASSES * yardstick.typical) / (passes + PRIOR_PASSES)
     }
 
-    /// A pass over `tokens` that took `duration_ms` ended at `at`.
-    pub(super) fn observe(
-        &mut self,
-        at: Timestamp,
-        duration_ms: f64,
-        tokens: f64,
-        yardstick: Yardstick<'_>,
-    ) {
+    /// A stretch of prefill ended.
+    pub(super) fn observe(&mut self, stretch: &Stretch, yardstick: Yardstick<'_>) {
         let config = yardstick.config;
-        let expected = yardstick.predict(1.0, tokens) * self.ratio(at, yardstick);
-        let kept = self.kept(at, config) * (1.0 - 1.0 / config.speed_memory_groups);
-        self.measured_ms =
-            self.measured_ms * kept + duration_ms.min(config.outlier_ratio * expected);
-        self.passes = self.passes * kept + 1.0;
+        let (at, passes, tokens) = (stretch.at, f64::from(stretch.passes), stretch.tokens);
+        let duration = stretch.duration.get();
+        let expected = yardstick.predict(passes, tokens) * self.ratio(at, yardstick);
+        let limit = config.outlier_ratio * expected;
+        let credible = limit * config.outlier_ratio.powi((self.long_in_a_row - 1).max(0));
+        self.long_in_a_row = if duration > limit {
+            (self.long_in_a_row + 1).min(MOST_LONG_IN_A_ROW)
+        } else {
+            0
+        };
+        let kept = self.kept(at, config) * (1.0 - 1.0 / config.speed_memory_groups).powf(passes);
+        self.measured_ms = self.measured_ms * kept + duration.min(credible);
+        self.passes = self.passes * kept + passes;
         self.tokens = self.tokens * kept + tokens;
-        self.groups = self.groups.saturating_add(1);
+        self.groups = self.groups.saturating_add(u64::from(stretch.passes));
         self.last_sample = self.last_sample.max(Some(at));
     }
 
@@ -132,6 +141,7 @@ impl<'a> Yardstick<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Millis;
 
     const CONFIG: &CalibrationConfig = &CalibrationConfig::DEFAULT;
 
@@ -143,10 +153,21 @@ mod tests {
         config: CONFIG,
     };
 
+    /// `passes` in a row over 800 tokens each that took `duration` each and ended at `at`.
+    fn stretch(at: Timestamp, passes: u32, duration: f64) -> Stretch {
+        Stretch {
+            at,
+            duration: Millis::new(f64::from(passes) * duration),
+            passes,
+            tokens: f64::from(passes) * 800.0,
+            running: 0,
+        }
+    }
+
     /// `passes` of 100 ms predicted, `duration` each, ending at `at`.
     fn observe(speed: &mut Speed, at: Timestamp, passes: u32, duration: f64) {
         for _ in 0..passes {
-            speed.observe(at, duration, 800.0, YARDSTICK);
+            speed.observe(&stretch(at, 1, duration), YARDSTICK);
         }
     }
 
@@ -173,6 +194,18 @@ mod tests {
         observe(&mut speed, Timestamp::ORIGIN, 1, 700.0);
         // Counts as 150 ms: (1.5 + 1) / (1 + 1).
         assert_eq!(speed.ratio(Timestamp::ORIGIN, YARDSTICK), 1.25);
+    }
+
+    #[test]
+    fn passes_that_were_only_timed_together_count_each() {
+        let mut together = Speed::default();
+        for _ in 0..10 {
+            together.observe(&stretch(Timestamp::ORIGIN, 4, 140.0), YARDSTICK);
+        }
+        let ratio = |speed: &Speed| speed.ratio(Timestamp::ORIGIN, YARDSTICK);
+        let apart = known(140.0);
+        assert_eq!(together.groups(), apart.groups());
+        assert!((ratio(&together) - ratio(&apart)).abs() < 0.01);
     }
 
     #[test]
@@ -213,7 +246,7 @@ mod tests {
         };
         let mut speed = Speed::default();
         for _ in 0..40 {
-            speed.observe(Timestamp::ORIGIN, 6.0, 0.0, short);
+            speed.observe(&stretch(Timestamp::ORIGIN, 1, 6.0), short);
         }
         assert_eq!(speed.slowness(Timestamp::ORIGIN, short), 1.0);
     }
