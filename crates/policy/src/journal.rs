@@ -28,6 +28,8 @@ pub struct DecisionRow {
     pub alone_ms: Millis,
     /// Prompt tokens this worker would have to prefill.
     pub uncached_tokens: f64,
+    /// Tokens that wait for prefill here, before this request; imputed when `load_known` is false.
+    pub queued_tokens: f64,
     /// Active requests, imputed when `load_known` is false.
     pub active_requests: f64,
     /// Whether the host knew the load. When it did not, the row was scored with another row's.

@@ -481,6 +481,7 @@ impl Picker {
                         predicted_ms: cost.predicted,
                         alone_ms: cost.alone,
                         uncached_tokens: cost.uncached_tokens,
+                        queued_tokens: candidate.load.prefill_tokens,
                         active_requests: candidate.load.active_requests,
                         load_known: candidate.load_known,
                     }));

@@ -511,3 +511,83 @@ fn events_that_overtake_each_other_do_not_change_the_rates() {
     assert!((0.95..1.05).contains(&accuracy), "{accuracy}");
     assert_eq!((pool.in_flight.waiting, pool.in_flight.running), (0, 0));
 }
+
+/// A prefill worker that takes all that waits in one pass of s·(40 ms + 0.1 ms a token).
+#[derive(Debug, Default)]
+struct Prefiller {
+    slowness: f64,
+    /// Blocks of each waiting request.
+    waiting: Vec<usize>,
+    /// End of the pass that is going on, and the blocks of its requests.
+    pass: Option<(f64, Vec<usize>)>,
+}
+
+impl Prefiller {
+    fn start(&mut self, at: f64) {
+        if self.pass.is_none() && !self.waiting.is_empty() {
+            let tokens = self.waiting.iter().sum::<usize>() * 16;
+            let end = at + self.slowness * (40.0 + 0.1 * tokens as f64);
+            self.pass = Some((end, std::mem::take(&mut self.waiting)));
+        }
+    }
+
+    fn advance(&mut self, now: f64) {
+        while let Some((end, _)) = self.pass.take_if(|(end, _)| *end <= now) {
+            self.start(end);
+        }
+    }
+
+    fn row(&self, id: u64) -> Row {
+        let pass = self.pass.iter().flat_map(|(_, blocks)| blocks);
+        let queued: Vec<usize> = self.waiting.iter().chain(pass).copied().collect();
+        let blocks: usize = queued.iter().sum();
+        row(id).load(queued.len(), blocks * 16, 0)
+    }
+}
+
+#[test]
+fn a_prefill_pool_learns_its_rates_and_its_slow_worker_from_its_own_decisions() {
+    let host = Host::with("{}", WorkerType::Prefill, None);
+    let mut workers = [1.0, 1.0, 1.0, 2.5].map(|slowness| Prefiller {
+        slowness,
+        ..Prefiller::default()
+    });
+    let mut now = 0;
+    for request in 0..600_usize {
+        // 20 to 99 blocks, 10 to 88 ms apart, in an order that repeats only after 6,320 requests.
+        let blocks = 20 + request * 37 % 80;
+        let gap = 10 + request as u64 * 53 % 79;
+        host.advance(gap);
+        now += gap;
+        let rows: Vec<Row> = (1..)
+            .zip(&mut workers)
+            .map(|(id, worker)| {
+                worker.advance(now as f64);
+                worker.row(id)
+            })
+            .collect();
+        let chosen = host.select(blocks, &rows).worker_id;
+        let worker = &mut workers[chosen as usize - 1];
+        worker.waiting.push(blocks);
+        worker.start(now as f64);
+    }
+    let pool = host.pool();
+    assert_eq!(pool.rates.source, RateSource::Drain);
+    // 960 tokens take 136 ms; the priors say 41.
+    let typical = pool.rates.pass_ms + pool.rates.token_ms * 960.0;
+    assert!((typical / 136.0 - 1.0).abs() < 0.1, "{:?}", pool.rates);
+    let slowness: Vec<_> = pool.workers.iter().map(|worker| worker.slowness).collect();
+    assert_eq!(slowness[..3], [1.0; 3]);
+    assert!((2.0..3.0).contains(&slowness[3]), "{slowness:?}");
+}
+
+#[test]
+fn a_decode_pool_learns_no_prefill_rates_from_its_decisions() {
+    let host = Host::with("{}", WorkerType::Decode, None);
+    for request in 0..200 {
+        let tokens = request % 2 * 1_024;
+        host.select(BLOCKS, &[row(1).load(1, tokens, 64)]);
+        host.advance(20);
+    }
+    assert_eq!(host.pool().rates.source, RateSource::Prior);
+}

@@ -124,6 +124,7 @@ mod tests {
                 predicted_ms: Millis::ZERO,
                 alone_ms: Millis::ZERO,
                 uncached_tokens: uncached,
+                queued_tokens: 0.0,
                 active_requests: 0.0,
                 load_known: true,
             }],

@@ -4,8 +4,8 @@
 //!
 //! Two sources feed it. Classifier events reach aggregated and decode pools, request by request, and
 //! carry exact times. Prefill pools get none, nor does any pool without the classifier: there the
-//! frontend's TTFT histogram stands in for first tokens, and the queued work that the selections saw
-//! stands in for waiting requests.
+//! frontend's TTFT histogram stands in for first tokens, the queued work that the selections saw stands in
+//! for waiting requests, and prefill rates and slowness are learned from how those queues drain.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -232,12 +232,28 @@ impl State {
         if self.event_fed {
             return;
         }
+        self.learn_from_queues(decision);
         let waits = decision.rows.iter().map(|row| row.wait_ms().get());
         if let Some(median) = median(waits) {
             self.queued.update(median);
             self.arrivals += 1;
             self.last_arrival = self.last_arrival.max(Some(decision.at));
         }
+    }
+
+    /// Learn from how the queues drain, where a queue is one of prefills.
+    fn learn_from_queues(&mut self, decision: &Decision) {
+        if !matches!(self.role, WorkerType::Prefill | WorkerType::Aggregated) {
+            return;
+        }
+        let at = decision.at;
+        for row in decision.rows.iter().filter(|row| row.load_known) {
+            let active = row.active_requests as u32;
+            self.calibration
+                .on_look(row.worker, at, row.queued_tokens, active);
+        }
+        let uncached = decision.chosen_row().map(|row| row.uncached_tokens);
+        self.calibration.on_placed(decision.chosen, at, uncached);
     }
 
     /// Learn from one step of one request on a worker of this pool.
