@@ -20,7 +20,7 @@ const SLOWDOWN: f64 = 2.5;
 /// Requests from which the router learns, and how many at once: so many that the slow worker has some queued before the
 /// router knows it.
 const LEARNED_FROM: u32 = 170;
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 16;
 /// Requests that are compared, and the time between them: they take 58 % of the typical workers' time.
 const COMPARED: u32 = 200;
 const APART: Duration = Duration::from_millis(55);
@@ -38,8 +38,7 @@ async fn start(bed: &Bed, router: &str) -> Result<Fleet> {
     let timing = bed.file("timing.csv", TIMING)?;
     let worker = |speed: f64| {
         let speed = speed.to_string();
-        // One sequence at a time, so that every first token ends a pass of its own.
-        let engine = ["--mock-timing", &timing, "--mock-seats", "1"];
+        let engine = ["--mock-timing", timing.as_str()];
         bed.worker(&[&engine[..], &["--mock-speedup", &speed]].concat())
     };
     let mut workers = vec![worker(1.0 / SLOWDOWN)?];
