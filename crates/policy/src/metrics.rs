@@ -271,7 +271,7 @@ const GAUGES: &[(&str, Unit, &str)] = &[
     (
         "regime_router_seat_price_seconds",
         Unit::Seconds,
-        "Price of one active request",
+        "Price of one seat in use",
     ),
     (
         "regime_router_prefill_pass_seconds",

@@ -137,6 +137,9 @@ pub struct RatesReport {
     pub residence_ms: f64,
     /// Prefill efficiency: 1 when prefill is the scarce resource, towards 0 when seats are.
     pub efficiency: f64,
+    /// What the pool is short of first: `prefill` while the efficiency is at least 0.5, below it `seats`,
+    /// that is sequences or KV memory.
+    pub scarce: &'static str,
     /// Prefill passes seen.
     pub groups: u64,
     /// Age of the newest pass, ms.
@@ -156,7 +159,7 @@ pub struct PriceReport {
     pub omega_unit: &'static str,
     /// Price π of one ms of prefill work.
     pub prefill: f64,
-    /// Price κ of one active request, ms.
+    /// Price κ of one seat in use, ms.
     pub seat_ms: f64,
 }
 
@@ -257,6 +260,7 @@ fn summarise(pool: &Pool, state: &State, now: Timestamp) -> PoolReport {
             decode_step_ms: estimate.decode_step_ms,
             residence_ms: estimate.residence_ms,
             efficiency: estimate.efficiency,
+            scarce: scarce(estimate.efficiency),
             groups: estimate.groups,
             age_ms: estimate.last_group.map(|at| age_ms(now, at)),
         },
@@ -375,4 +379,22 @@ fn worker_report(
 
 fn age_ms(now: Timestamp, at: Timestamp) -> u64 {
     u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX)
+}
+
+const fn scarce(efficiency: f64) -> &'static str {
+    if efficiency >= 0.5 {
+        "prefill"
+    } else {
+        "seats"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scarce_resource_follows_the_efficiency() {
+        assert_eq!([1.0, 0.5, 0.1].map(scarce), ["prefill", "prefill", "seats"]);
+    }
 }
