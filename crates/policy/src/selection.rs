@@ -117,6 +117,8 @@ impl Scratch {
         if !row.load_known {
             return;
         }
+        self.progress.bound(self.candidates.len());
+        self.in_flight.bound(self.candidates.len());
         self.progress.placed(row.worker, cost.alone, now);
         self.in_flight.placed(
             row.worker,
@@ -306,7 +308,6 @@ fn candidate(
 /// A prefix that is in use on a worker is as good as cached there, whether its KV events came or not.
 fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
     let seen = &mut scratch.in_flight;
-    seen.bound(scratch.candidates.len());
     for row in scratch.candidates.iter_mut().filter(|row| row.load_known) {
         let Load {
             active_requests,
@@ -321,7 +322,6 @@ fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
 /// How far the workers are through the prefill work that was placed here.
 fn note_progress(scratch: &mut Scratch, now: Timestamp) {
     let progress = &mut scratch.progress;
-    progress.bound(scratch.candidates.len());
     for row in scratch.candidates.iter_mut().filter(|row| row.load_known) {
         row.remaining = progress.remaining(row.worker, row.load.prefill_tokens, now);
     }
