@@ -89,7 +89,7 @@ pub(crate) fn simulate(
     if settings.listing == Listing::Reverse {
         names.reverse();
     }
-    let mut built = policy.build(catalog, settings.seed, names)?;
+    let mut built = policy.build(catalog, settings.seed, names, settings.queue_threshold.is_none())?;
     if settings.queue_threshold.is_some() {
         built.config.router_queue_threshold = settings.queue_threshold;
     }
