@@ -14,6 +14,7 @@
 
 mod assignment;
 mod estimate;
+mod figures;
 mod gap;
 mod interval;
 pub mod journal;
@@ -24,6 +25,7 @@ mod window;
 
 pub use assignment::{Assignment, MAX_COST_MS, Seat, SlotCosts};
 pub use estimate::{Estimate, Method};
+pub use figures::{Figures, Found};
 pub use gap::{GapSplit, WindowSums};
 pub use interval::{GapIntervals, Interval};
 pub use queueing::{NoWait, Prediction, QueueError, Station, StationConfig};
