@@ -109,39 +109,22 @@ pub struct Record {
     pub e2e: Option<Millis>,
 }
 
-/// Which latency of a request is compared with its forecast.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Actual {
-    /// Time to first token.
-    #[default]
-    Ttft,
-    /// Until the last token. The decode time is then part of the service on every candidate.
-    E2e,
-}
-
 impl Record {
-    /// The decision as a window takes it; `None` when its request has no such latency.
+    /// The decision as a window takes it; `None` when no first token came.
     #[must_use]
-    pub fn into_choice(self, actual: Actual) -> Option<Choice> {
-        let ttft = self.ttft?;
-        let mut candidates = self.candidates;
-        let actual = match actual {
-            Actual::Ttft => ttft,
-            Actual::E2e => {
-                let e2e = self.e2e?;
-                for candidate in &mut candidates {
-                    candidate.own += (e2e - ttft).max(Millis::ZERO);
-                }
-                e2e
-            }
-        };
+    pub fn into_choice(self) -> Option<Choice> {
         Some(Choice {
             decided_at: self.at,
             chosen: self.chosen,
-            candidates,
-            actual,
+            candidates: self.candidates,
+            actual: self.ttft?,
         })
+    }
+
+    /// From the first token to the last; absent when either did not come.
+    #[must_use]
+    pub fn decode(&self) -> Option<Millis> {
+        Some(self.e2e? - self.ttft?)
     }
 }
 
@@ -479,31 +462,21 @@ mod tests {
     }
 
     #[test]
-    fn decode_time_is_part_of_the_service_on_every_candidate() {
-        let choice = record(5).into_choice(Actual::E2e).unwrap();
-        // 700 end to end, 81.25 to the first token: 618.75 of decode.
-        let own: Vec<f64> = choice.candidates.iter().map(|it| it.own.get()).collect();
-        assert_eq!((own, choice.actual), (vec![698.75, 698.751], ms(700.0)));
-        let choice = record(5).into_choice(Actual::Ttft).unwrap();
-        assert_eq!(
-            (choice.actual, choice.candidates),
-            (ms(81.25), record(5).candidates)
-        );
+    fn a_decision_is_a_choice_by_its_first_token() {
+        assert_eq!(record(5).decode(), Some(ms(618.75)));
+        let choice = record(5).into_choice().unwrap();
+        assert_eq!((choice.chosen, choice.actual), (B, ms(81.25)));
+        assert_eq!(choice.candidates, record(5).candidates);
     }
 
     #[test]
-    fn a_request_without_a_first_token_is_no_choice() {
+    fn a_request_without_a_first_token_is_recorded_and_no_choice() {
         let failed = Record {
             ttft: None,
             e2e: None,
             ..record(5)
         };
-        assert_eq!(failed.clone().into_choice(Actual::Ttft), None);
-        let unfinished = Record {
-            e2e: None,
-            ..record(5)
-        };
-        assert_eq!(unfinished.into_choice(Actual::E2e), None);
+        assert_eq!(failed.clone().into_choice(), None);
         let back = read(&written(std::slice::from_ref(&failed)));
         assert_eq!(back.records, [failed]);
     }
