@@ -22,7 +22,7 @@ pub struct DecisionRow {
     pub worker: WorkerKey,
     /// Total cost: ms with `cost: calibrated`, blocks with `cost: paper`.
     pub cost: f64,
-    /// Predicted TTFT, ms; zero where the stage does not prefill or the model does not predict.
+    /// Predicted TTFT by calibrated rates, ms; zero where the stage does not prefill.
     pub predicted_ms: Millis,
     /// Predicted TTFT on this worker if it were idle, ms.
     pub alone_ms: Millis,

@@ -373,11 +373,6 @@ impl Checked {
             .filter_map(|(reading, cuts)| cuts.map(|_| reading))
             .collect()
     }
-
-    /// Whether prefixes are credited that no KV event told of yet. The paper's cost stays the paper's.
-    pub(crate) fn credits_in_flight(&self) -> bool {
-        self.raw.calibrated.in_flight && self.raw.cost == CostModel::Calibrated
-    }
 }
 
 impl Parameters {
