@@ -42,6 +42,15 @@ impl DecisionRow {
     pub fn wait_ms(&self) -> Millis {
         self.predicted_ms - self.alone_ms
     }
+
+    /// The row as the Price of Anarchy sees it.
+    pub(crate) fn forecast(&self) -> regime_anarchy::Candidate {
+        regime_anarchy::Candidate {
+            worker: self.worker,
+            wait: self.wait_ms(),
+            own: self.alone_ms,
+        }
+    }
 }
 
 /// One decision.
