@@ -18,13 +18,13 @@ use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
 use regime_core::{Ledger, LedgerConfig, WorkerKey};
 
 use crate::classifier::{FeedbackClassifier, FeedbackParameters};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
 use crate::feedback::Feedback;
 use crate::hub::Hub;
 use crate::key_of;
 use crate::metrics::Publisher;
 use crate::parameters::{ParameterDoc, Parameters, documentation};
-use crate::pool::{Placement, PoolId};
+use crate::pool::{ExportCounts, JoinedChoice, Placement, PoolId};
 use crate::report::{Report, report};
 use crate::selection;
 
@@ -43,6 +43,9 @@ pub struct Options {
     pub clock: Option<Arc<dyn Clock>>,
     /// Fault injection; none in production.
     pub score_probe: Option<ScoreProbe>,
+    /// Keep every decision with what became of it, for [`Handle::take_choices`], so many for each pool
+    /// between two calls. Absent: none.
+    pub export_choices: Option<usize>,
 }
 
 /// New observations in the frontend's own TTFT histogram since the last call.
@@ -54,6 +57,21 @@ pub struct TtftDelta {
     pub sum_ms: f64,
     /// Number of new observations.
     pub count: u64,
+}
+
+/// Decisions of one pool with what became of them.
+#[derive(Debug, Clone)]
+pub struct PoolChoices {
+    /// Model served.
+    pub model: String,
+    /// Dynamo's routing group.
+    pub routing_group: String,
+    /// `aggregated`: other pools have no forecast or learn of no outcome.
+    pub role: &'static str,
+    /// Decisions whose requests have ended since the last call, or have had long enough; about in order.
+    pub choices: Vec<JoinedChoice>,
+    /// Totals since the start.
+    pub counts: ExportCounts,
 }
 
 /// What a registration shares with its host. Clones share one state.
@@ -75,6 +93,35 @@ impl Handle {
         let report = self.report();
         self.publisher.publish(&report);
         report
+    }
+
+    /// Measure the Price of Anarchy of the windows that have settled since the last call. To be called
+    /// about once a second, from a thread of the host's own: it computes for up to
+    /// `anarchy.core_share` of that time, and without it nothing is measured.
+    pub fn measure(&self) {
+        for pool in self.hub.pools() {
+            pool.measure(self.hub.clock.as_ref());
+        }
+    }
+
+    /// Decisions with what became of them, since the last call; see [`Options::export_choices`].
+    #[must_use]
+    pub fn take_choices(&self) -> Vec<PoolChoices> {
+        let now = self.hub.clock.now();
+        let taken = self.hub.pools().into_iter().filter_map(|pool| {
+            let (choices, counts) = pool.with_state(now, |state| {
+                let meter = state.meter.as_mut();
+                meter.map(|meter| meter.take_exported(now))
+            })?;
+            Some(PoolChoices {
+                model: pool.id.model.clone(),
+                routing_group: pool.id.routing_group.clone(),
+                role: pool.id.role.as_str(),
+                choices,
+                counts,
+            })
+        });
+        taken.collect()
     }
 
     /// A channel through which a host without Dynamo's classifier tells what became of requests.
@@ -138,10 +185,7 @@ pub fn register_with(
     registry: &mut RouterPluginRegistry,
     options: Options,
 ) -> Result<Handle, RouterPluginRegistryError> {
-    let clock = options
-        .clock
-        .unwrap_or_else(|| Arc::new(SystemClock::default()));
-    let hub = Arc::new(Hub::new(clock, options.score_probe));
+    let hub = Arc::new(Hub::new(options));
     registry.register_worker_selection(
         POLICY_TYPE,
         Arc::new({

@@ -216,7 +216,7 @@ fn price(
         scratch.candidates.push(candidate);
     }
     if request.prefills {
-        if parameters.credits_in_flight() {
+        if parameters.raw.calibrated.in_flight {
             credit_in_flight(scratch, context.request_blocks() as f64);
         }
         note_progress(scratch, now);
@@ -244,6 +244,7 @@ fn price(
                 &request,
                 &parameters.curve,
                 row.omega,
+                &snapshot.prices,
                 &scratch.candidates,
                 &mut scratch.costs,
             );
@@ -295,6 +296,7 @@ fn candidate(
         load_known: load.is_available(),
         remaining: None,
         credit,
+        in_use: Blocks::ZERO,
         slowness: known.map_or(1.0, |worker| worker.slowness),
         penalty: Millis::new(if held {
             parameters.failures.penalty_ms
@@ -315,7 +317,7 @@ fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
             ..
         } = row.load;
         let shared = seen.shared(row.worker, active_requests, decode_blocks, request_blocks);
-        row.credit = row.credit.max(shared);
+        row.in_use = shared;
     }
 }
 

@@ -169,6 +169,7 @@ impl Host {
         let options = Options {
             clock: Some(Arc::clone(&clock) as Arc<dyn Clock>),
             score_probe,
+            export_choices: None,
         };
         let (handle, plugins, config) = resolve(&yaml(parameters), options).unwrap();
         let factory = plugins.worker_selection().unwrap();

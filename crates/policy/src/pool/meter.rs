@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Decisions that are kept until their requests have ended: what the Price of Anarchy is measured from, and
+//! what a host may export.
+//!
+//! # Idea
+//!
+//! Decisions are cut into windows as they come from the journal: a window begins with a decision and ends
+//! after `window_ms` or `window_requests` of them. Of a window either every decision is kept with its rows,
+//! or none: a window with holes would look like less contention than there was. Each kept decision
+//! waits for its request, which claims it by worker and prompt length, answers, and ends. A window whose
+//! decisions have all answered can be measured by TTFT, one whose decisions have all ended end to end.
+//!
+//! Measuring is the host's: it calls now and then, from a thread of its own, and pays with the share of one
+//! core that it may take. A window costs what windows have cost so far; windows that cannot be paid are
+//! skipped, and the share of those that were not is shown. A host that never calls keeps nothing. With an
+//! export every decision is kept, and the same few are measured.
+//!
+//! # Defaults
+//!
+//! In `Anarchy` of the parameters. A call pays for two seconds at most, so that a pause is no licence.
+//! [`MAX_ROWS`] rows, 32 bytes each, are kept; beyond them, windows are skipped.
+//!
+//! # Source
+//!
+//! Γ_R and PoA-hat of the paper; the join is that of [`super::pending`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use regime_anarchy::{Candidate, Choice};
+use regime_core::{Millis, Regime, StepEwma, Timestamp, Tokens, WorkerKey};
+
+use crate::journal::{Decision, DecisionRow};
+use crate::parameters::Metering;
+
+/// Rows kept at once.
+const MAX_ROWS: usize = 500_000;
+/// Time that one call of the host pays for at most.
+const MAX_PAID: Duration = Duration::from_secs(2);
+/// What a window is taken to cost before one was measured, ms: 16 requests on 64 workers, twice.
+const PRIOR_PRICE_MS: f64 = 1.5;
+/// Weight of one call in the price, and of one window in the sampling rate.
+const WEIGHT: f64 = 0.05;
+
+/// One decision and what became of its request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JoinedChoice {
+    /// Position among the decisions of the pool.
+    pub number: u64,
+    /// Time of the choice, on the plugin's clock.
+    pub at: Timestamp,
+    /// Prompt length.
+    pub prompt_tokens: Tokens,
+    /// Regime of the pool at the choice.
+    pub regime: Regime,
+    /// The chosen worker.
+    pub chosen: WorkerKey,
+    /// Every candidate, with its forecasts.
+    pub candidates: Vec<Candidate>,
+    /// What a request took at that time from its first token to its last, in the mean over the pool.
+    pub residence: Millis,
+    /// From the choice to the first token; absent when none came.
+    pub ttft: Option<Millis>,
+    /// From the choice to the last token; absent when the request was not served to its end.
+    pub e2e: Option<Millis>,
+}
+
+impl JoinedChoice {
+    /// As a window takes it, with `actual` for its latency.
+    fn choice(&self, actual: Millis) -> Choice {
+        Choice {
+            decided_at: self.at,
+            chosen: self.chosen,
+            candidates: self.candidates.clone(),
+            actual,
+        }
+    }
+}
+
+/// Where a kept decision is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    window: u64,
+    index: usize,
+}
+
+/// How far the request of a kept decision is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// No request has claimed it.
+    Unclaimed,
+    Sent,
+    Answered,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Kept {
+    choice: JoinedChoice,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+struct Window {
+    started: Timestamp,
+    /// Whether it is to be measured, or kept for the export only.
+    sampled: bool,
+    /// No more decisions come.
+    complete: bool,
+    ttft_taken: bool,
+    kept: Vec<Kept>,
+}
+
+/// Which latency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Latency {
+    Ttft,
+    E2e,
+}
+
+/// A window that can be measured.
+#[derive(Debug)]
+pub(crate) struct Measurable {
+    pub(crate) latency: Latency,
+    /// Last decision.
+    pub(crate) at: Timestamp,
+    pub(crate) decisions: usize,
+    /// Decisions that met their request.
+    pub(crate) joined: usize,
+    /// Those with this latency.
+    pub(crate) choices: Vec<Choice>,
+    /// Expected time after the first token, over the choices; zero for TTFT.
+    pub(crate) residence: Millis,
+}
+
+/// The window that takes the next decision.
+#[derive(Debug)]
+struct Latest {
+    number: u64,
+    started: Timestamp,
+    decisions: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Meter {
+    settings: Metering,
+    /// Choices kept for the host at once; absent where it wants none.
+    export: Option<usize>,
+    latest: Option<Latest>,
+    open: BTreeMap<u64, Window>,
+    /// Settled, to be measured.
+    settled: Vec<Window>,
+    exported: VecDeque<JoinedChoice>,
+    /// Rows in `open` and `settled`.
+    rows: usize,
+    decisions: u64,
+    unjoined: u64,
+    lost: u64,
+    /// Time that may be spent on windows.
+    credit: Millis,
+    paid_at: Option<Timestamp>,
+    /// Time that one estimate takes, ms.
+    price_ms: StepEwma,
+    sampled: StepEwma,
+}
+
+/// What became of the decisions of a pool, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExportCounts {
+    /// Decisions made.
+    pub decisions: u64,
+    /// Decisions that no request claimed.
+    pub unjoined: u64,
+    /// Decisions that were not kept: too many at once, or nobody took them.
+    pub lost: u64,
+}
+
+impl Meter {
+    pub(crate) fn new(settings: Metering, export: Option<usize>) -> Self {
+        Self {
+            settings,
+            export,
+            latest: None,
+            open: BTreeMap::new(),
+            settled: Vec::new(),
+            exported: VecDeque::new(),
+            rows: 0,
+            decisions: 0,
+            unjoined: 0,
+            lost: 0,
+            credit: Millis::ZERO,
+            paid_at: None,
+            price_ms: StepEwma::new(PRIOR_PRICE_MS, WEIGHT),
+            sampled: StepEwma::new(0.0, WEIGHT),
+        }
+    }
+
+    /// Take note of a decision, in the order of their times. The ticket is of one that is kept.
+    pub(crate) fn decided(&mut self, decision: &Decision, residence: Millis) -> Option<Ticket> {
+        let number = self.decisions;
+        self.decisions += 1;
+        let window = self.window_of(decision.at);
+        let kept = match self.open.get_mut(&window) {
+            Some(open) if !decision.rows.is_empty() => &mut open.kept,
+            _ => {
+                self.lost += u64::from(self.export.is_some());
+                return None;
+            }
+        };
+        self.rows += decision.rows.len();
+        kept.push(Kept {
+            choice: JoinedChoice {
+                number,
+                at: decision.at,
+                prompt_tokens: decision.prompt_tokens,
+                regime: decision.regime,
+                chosen: decision.chosen,
+                candidates: decision.rows.iter().map(DecisionRow::forecast).collect(),
+                residence,
+                ttft: None,
+                e2e: None,
+            },
+            stage: Stage::Unclaimed,
+        });
+        Some(Ticket {
+            window,
+            index: kept.len() - 1,
+        })
+    }
+
+    /// A request claimed the decision.
+    pub(crate) fn claimed(&mut self, ticket: Ticket) {
+        self.advance(ticket, Stage::Sent);
+    }
+
+    /// Its first token came at `at`.
+    pub(crate) fn answered(&mut self, ticket: Ticket, at: Timestamp) {
+        if let Some(choice) = self.advance(ticket, Stage::Answered) {
+            choice.ttft = Some(at.since(choice.at).into());
+        }
+    }
+
+    /// Its attempt ended at `at`, `served` to the end or not.
+    pub(crate) fn ended(&mut self, ticket: Ticket, at: Timestamp, served: bool) {
+        if let Some(choice) = self.advance(ticket, Stage::Ended)
+            && served
+            && choice.ttft.is_some()
+        {
+            choice.e2e = Some(at.since(choice.at).into());
+        }
+    }
+
+    /// Windows that can be measured at `now`, each once by each latency.
+    pub(crate) fn take_measurable(&mut self, now: Timestamp) -> Vec<Measurable> {
+        self.settle(now);
+        let mut measurable = Vec::new();
+        for window in self.open.values_mut() {
+            if window.sampled && !window.ttft_taken && window.is(Stage::Answered) {
+                window.ttft_taken = true;
+                measurable.extend(window.measurable(Latency::Ttft));
+            }
+        }
+        for window in self.settled.drain(..) {
+            self.rows -= window.rows();
+            if !window.ttft_taken {
+                measurable.extend(window.measurable(Latency::Ttft));
+            }
+            measurable.extend(window.measurable(Latency::E2e));
+        }
+        measurable
+    }
+
+    /// At `now` the host has spent `spent` on `estimates` of windows, and pays for more.
+    pub(crate) fn pay(&mut self, now: Timestamp, spent: Duration, estimates: usize) {
+        if estimates > 0 {
+            let each = Millis::from(spent) / estimates as f64;
+            self.price_ms.update(each.get());
+        }
+        let since = self
+            .paid_at
+            .replace(now)
+            .map_or(MAX_PAID, |at| now.since(at));
+        let share = self.settings.core_share;
+        // A share that does not pay for one window in two seconds pays for one in more.
+        let most = (Millis::from(MAX_PAID) * share).max(self.price() * 2.0);
+        self.credit = (self.credit + Millis::from(since) * share).min(most);
+    }
+
+    /// Decisions whose requests have ended, oldest first, and counts of all.
+    pub(crate) fn take_exported(&mut self, now: Timestamp) -> (Vec<JoinedChoice>, ExportCounts) {
+        self.settle(now);
+        let counts = ExportCounts {
+            decisions: self.decisions,
+            unjoined: self.unjoined,
+            lost: self.lost,
+        };
+        (self.exported.drain(..).collect(), counts)
+    }
+
+    /// Share of the windows that are measured; absent before the first window.
+    pub(crate) fn sampling_rate(&self) -> Option<f64> {
+        (self.sampled.samples() > 0).then(|| self.sampled.value())
+    }
+
+    /// What a window costs: one estimate by each latency.
+    fn price(&self) -> Millis {
+        Millis::new(self.price_ms.value()) * 2.0
+    }
+
+    /// The window of a decision at `at`, opened if need be. It is among the open ones if it is kept.
+    fn window_of(&mut self, at: Timestamp) -> u64 {
+        let number = match &mut self.latest {
+            Some(latest)
+                if latest.decisions < self.settings.window_requests
+                    && at < latest.started + self.settings.window_span =>
+            {
+                latest.decisions += 1;
+                return latest.number;
+            }
+            Some(full) => {
+                if let Some(window) = self.open.get_mut(&full.number) {
+                    window.complete = true;
+                }
+                full.number + 1
+            }
+            None => 0,
+        };
+        self.latest = Some(Latest {
+            number,
+            started: at,
+            decisions: 1,
+        });
+        self.open_window(number, at);
+        number
+    }
+
+    fn open_window(&mut self, number: u64, at: Timestamp) {
+        let fits = self.rows < MAX_ROWS;
+        let price = self.price();
+        let sampled = fits && self.settings.core_share > 0.0 && price <= self.credit;
+        if sampled {
+            self.credit = self.credit - price;
+        }
+        let rate = f64::from(u8::from(sampled));
+        if self.sampled.samples() == 0 {
+            self.sampled = StepEwma::new(rate, WEIGHT);
+        }
+        self.sampled.update(rate);
+        if sampled || (fits && self.export.is_some()) {
+            let window = Window {
+                started: at,
+                sampled,
+                complete: false,
+                ttft_taken: false,
+                kept: Vec::new(),
+            };
+            self.open.insert(number, window);
+        }
+    }
+
+    fn advance(&mut self, ticket: Ticket, to: Stage) -> Option<&mut JoinedChoice> {
+        let window = self.open.get_mut(&ticket.window)?;
+        let kept = window.kept.get_mut(ticket.index)?;
+        if to <= kept.stage {
+            return None;
+        }
+        kept.stage = to;
+        Some(&mut kept.choice)
+    }
+
+    /// Take out the windows whose requests have all ended, or have had long enough.
+    fn settle(&mut self, now: Timestamp) {
+        let Metering {
+            window_span,
+            patience,
+            ..
+        } = self.settings;
+        for window in self.open.values_mut() {
+            window.complete |= now >= window.started + window_span;
+        }
+        let over = |_: &u64, window: &mut Window| {
+            let late = now.since(window.started) > patience;
+            window.is(Stage::Ended) || (window.complete && late)
+        };
+        for (_, window) in self.open.extract_if(.., over) {
+            if let Some(capacity) = self.export {
+                for kept in &window.kept {
+                    if kept.stage == Stage::Unclaimed {
+                        self.unjoined += 1;
+                    } else if self.exported.len() < capacity {
+                        self.exported.push_back(kept.choice.clone());
+                    } else {
+                        self.lost += 1;
+                    }
+                }
+            }
+            if window.sampled {
+                self.settled.push(window);
+            } else {
+                self.rows -= window.rows();
+            }
+        }
+    }
+}
+
+impl Window {
+    /// Whether no more decisions come and all are at `stage` or beyond.
+    fn is(&self, stage: Stage) -> bool {
+        self.complete && self.kept.iter().all(|kept| kept.stage >= stage)
+    }
+
+    fn rows(&self) -> usize {
+        let rows = self.kept.iter().map(|kept| kept.choice.candidates.len());
+        rows.sum()
+    }
+
+    /// The window by a latency; nothing when no decision in it had rows.
+    fn measurable(&self, latency: Latency) -> Option<Measurable> {
+        let at = self.kept.last()?.choice.at;
+        let joined = self.kept.iter().filter(|it| it.stage > Stage::Unclaimed);
+        let choices = self.kept.iter().map(|kept| &kept.choice);
+        let (choices, residence) = match latency {
+            Latency::Ttft => {
+                let answered = choices.filter_map(|it| Some(it.choice(it.ttft?)));
+                (answered.collect(), Millis::ZERO)
+            }
+            Latency::E2e => {
+                let served = choices.filter_map(|it| Some((it.choice(it.e2e?), it.residence)));
+                let (choices, residence): (_, Vec<_>) = served.unzip();
+                (choices, residence.into_iter().sum())
+            }
+        };
+        Some(Measurable {
+            latency,
+            at,
+            decisions: self.kept.len(),
+            joined: joined.count(),
+            choices,
+            residence,
+        })
+    }
+}
