@@ -102,6 +102,8 @@ pub struct Record {
     pub chosen: WorkerKey,
     /// The frozen row: every candidate once.
     pub candidates: Vec<Candidate>,
+    /// What the producer expected the request to take from its first token to its last.
+    pub residence: Option<Millis>,
     /// From the decision to the first token; absent when none came.
     pub ttft: Option<Millis>,
     /// From the decision to the last token, at least `ttft`; absent when the request was not served to its
@@ -110,21 +112,15 @@ pub struct Record {
 }
 
 impl Record {
-    /// The decision as a window takes it; `None` when no first token came.
+    /// The decision as a window takes it, with `actual` for its latency.
     #[must_use]
-    pub fn into_choice(self) -> Option<Choice> {
-        Some(Choice {
+    pub fn into_choice(self, actual: Millis) -> Choice {
+        Choice {
             decided_at: self.at,
             chosen: self.chosen,
             candidates: self.candidates,
-            actual: self.ttft?,
-        })
-    }
-
-    /// From the first token to the last; absent when either did not come.
-    #[must_use]
-    pub fn decode(&self) -> Option<Millis> {
-        Some(self.e2e? - self.ttft?)
+            actual,
+        }
     }
 }
 
@@ -201,6 +197,7 @@ mod tests {
             regime: Some(Regime::Below),
             chosen: B,
             candidates: vec![candidate(A, 12.5, 80.0), candidate(B, 0.0, 80.001)],
+            residence: Some(ms(600.5)),
             ttft: Some(ms(81.25)),
             e2e: Some(ms(700.0)),
         }
@@ -265,7 +262,7 @@ mod tests {
             r#"{"worker":{"n":0,"id":"18446744073709551615","rank":0}}"#,
             r#"{"worker":{"n":1,"id":"18446744073709551614","rank":3}}"#,
             r#"{"pool":{"n":0,"model":"m","role":"aggregated","routing_group":"default"}}"#,
-            r#"{"decision":{"pool":0,"at":12.25,"prompt":288,"regime":"below","chosen":1,"ttft":81.25,"e2e":700,"rows":[[0,12.5,80],[1,0,80.001]]}}"#,
+            r#"{"decision":{"pool":0,"at":12.25,"prompt":288,"regime":"below","chosen":1,"residence":600.5,"ttft":81.25,"e2e":700,"rows":[[0,12.5,80],[1,0,80.001]]}}"#,
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
     }
@@ -462,21 +459,13 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_is_a_choice_by_its_first_token() {
-        assert_eq!(record(5).decode(), Some(ms(618.75)));
-        let choice = record(5).into_choice().unwrap();
-        assert_eq!((choice.chosen, choice.actual), (B, ms(81.25)));
-        assert_eq!(choice.candidates, record(5).candidates);
-    }
-
-    #[test]
-    fn a_request_without_a_first_token_is_recorded_and_no_choice() {
+    fn a_request_without_a_first_token_is_recorded_too() {
         let failed = Record {
+            residence: None,
             ttft: None,
             e2e: None,
             ..record(5)
         };
-        assert_eq!(failed.clone().into_choice(), None);
         let back = read(&written(std::slice::from_ref(&failed)));
         assert_eq!(back.records, [failed]);
     }
@@ -546,6 +535,7 @@ mod tests {
                     regime: Regime::ALL.get(prompt as usize % 5).copied(),
                     chosen: chosen.get(&candidates).worker,
                     candidates,
+                    residence: latency.and_then(|(_, decode)| decode),
                     ttft: latency.map(|(ttft, _)| ttft),
                     e2e: latency.and_then(|(ttft, decode)| Some(ttft + decode?)),
                 }
@@ -558,7 +548,9 @@ mod tests {
         for candidate in &mut record.candidates {
             (candidate.wait, candidate.own) = (round(candidate.wait), round(candidate.own));
         }
-        (record.ttft, record.e2e) = (record.ttft.map(round), record.e2e.map(round));
+        for span in [&mut record.residence, &mut record.ttft, &mut record.e2e] {
+            *span = span.map(round);
+        }
         record
     }
 

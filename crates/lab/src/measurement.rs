@@ -13,31 +13,30 @@
 //!
 //! A journal is larger than memory, so it is read once and decisions are kept until their window is cut.
 //! They come in the order in which their requests ended. At most
-//! [`MAX_OPEN`] of a pool wait: then the older half is cut, and a decision that comes later than that is
+//! [`MAX_OPEN`](regime_anarchy::MAX_OPEN) of a pool wait: then the older half is cut, and a decision that comes later than that is
 //! left out and counted.
 //!
-//! End to end, each request is expected to take after its first token what it took, since a journal does
-//! not say what was expected: the temporal gap then tells of first tokens alone.
+//! As in a live router, decisions without the latency asked for help to cut windows and are then left out of
+//! them. What a request is expected to take after its first token is what the journal says, or else what it
+//! took.
 
-use std::collections::{BTreeMap, VecDeque};
+mod files;
+mod pool;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
-use rand::SeedableRng;
-use rand_pcg::Pcg64Mcg;
-use regime_anarchy::journal::{
-    Counts, Entry, Fault, Header, JournalReader, NotRead, PoolName, Record,
-};
+use regime_anarchy::journal::{Counts, Entry, Fault, Header, JournalReader, NotRead, PoolName};
 use regime_anarchy::{
-    Choice, CollectorConfig, Estimate, Estimator, Figures, MAX_OPEN, NoEstimate, Summary,
-    WindowCollector, summarise,
+    CollectorConfig, CollectorError, Figures, Found, GapIntervals, Interval, WindowCollector,
 };
 use regime_core::{Millis, Regime, Timestamp};
 use serde::Serialize;
 
-use crate::run::in_parallel;
+use pool::PoolWindows;
 
 /// Version of the layout of a [`Measurement`] as JSON.
 pub const SCHEMA: &str = "regime-lab.anarchy.v1";
@@ -45,8 +44,6 @@ pub const SCHEMA: &str = "regime-lab.anarchy.v1";
 pub const SLICES: usize = 20;
 /// Faults listed at most; further ones are only counted.
 const LISTED: usize = 20;
-/// Windows that are estimated at once.
-const BATCH: usize = 1_024;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Which latency of a request is compared with its forecast.
@@ -58,6 +55,17 @@ pub enum Actual {
     Ttft,
     /// From the decision to the last token
     E2e,
+}
+
+impl Actual {
+    /// What it is, in words.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Ttft => "time to first token",
+            Self::E2e => "end-to-end latency",
+        }
+    }
 }
 
 /// What to measure.
@@ -94,7 +102,7 @@ pub enum MeasureError {
     },
     /// Windows that cannot be cut.
     #[error(transparent)]
-    Window(#[from] regime_anarchy::CollectorError),
+    Window(#[from] CollectorError),
 }
 
 /// What a journal says.
@@ -176,7 +184,7 @@ pub struct Part {
     /// Their figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anarchy: Option<Figures>,
-    /// Why there are none: the name of a [`NoEstimate`].
+    /// Why there are none: the name of a [`NoEstimate`](regime_anarchy::NoEstimate).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unavailable: Option<&'static str>,
 }
@@ -194,6 +202,78 @@ pub struct Slice {
     /// Its figures.
     #[serde(flatten)]
     pub part: Part,
+}
+
+/// Titles of [`Part::cells`].
+pub(crate) const PART_HEAD: [&str; 7] = [
+    "requests",
+    "windows",
+    "slowdown",
+    "policy gap",
+    "temporal gap",
+    "overload",
+    "PoA-hat",
+];
+
+impl Part {
+    /// The figures in words, with their intervals if wanted; `~` where optima are bounded.
+    pub(crate) fn cells(&self, intervals: bool) -> [String; PART_HEAD.len()] {
+        let Some(figures) = &self.anarchy else {
+            let mut cells = PART_HEAD.map(|_| "-".to_owned());
+            cells[0] = self.unavailable.unwrap_or_default().to_owned();
+            return cells;
+        };
+        let interval = figures.interval.filter(|_| intervals);
+        let bounded = match figures.method {
+            Found::Exact => "",
+            Found::Bounded => "~",
+        };
+        let ratio = |value: f64, of: fn(&GapIntervals) -> Interval| match interval.as_ref().map(of)
+        {
+            Some(Interval { low, high }) => format!("{value:.3}{bounded} [{low:.3}, {high:.3}]"),
+            None => format!("{value:.3}{bounded}"),
+        };
+        [
+            figures.n.to_string(),
+            figures.windows.to_string(),
+            ratio(figures.slowdown, |it| it.slowdown),
+            ratio(figures.policy_gap, |it| it.policy),
+            ratio(figures.temporal_gap, |it| it.temporal),
+            ratio(figures.overload, |it| it.overload),
+            ratio(figures.poa_hat, |it| it.poa_hat),
+        ]
+    }
+}
+
+impl PoolMeasurement {
+    /// How much of the pool's traffic the figures rest on, in one line.
+    #[must_use]
+    pub fn account(&self) -> String {
+        let mut text = format!("{} decisions", self.records);
+        match self.joined_share {
+            Some(share) => {
+                text += &format!(
+                    ", {:.1} % of those whose fate is known ({} met no request, {} were lost)",
+                    100.0 * share,
+                    self.counted.unjoined,
+                    self.counted.lost
+                )
+            }
+            None => text += ", joined share unknown",
+        }
+        for (count, why) in [
+            (self.left_out.no_latency, "without such a latency"),
+            (self.left_out.late, "too late for their window"),
+        ] {
+            if count > 0 {
+                text += &format!("; {count} left out {why}");
+            }
+        }
+        for (reason, count) in &self.without_estimate {
+            text += &format!("; {count} windows without an estimate: {reason}");
+        }
+        text
+    }
 }
 
 /// A journal whose header has been read.
@@ -270,7 +350,7 @@ impl JournalFile {
                 Ok(Entry::Counts { pool, at, counts }) => {
                     clock.place(at);
                     if let Some(pool) = pools.get_mut(pool) {
-                        pool.counted_now = counts;
+                        pool.count(counts);
                     }
                 }
                 Err(NotRead::Fault(fault)) => {
@@ -293,18 +373,19 @@ impl JournalFile {
             pool.finish(&empty, options.threads);
         }
         if let Some(wanted) = &options.pool
-            && !pools.iter().any(|pool| pool.wanted)
+            && !pools.iter().any(PoolWindows::is_wanted)
         {
             return Err(MeasureError::NoPool {
                 wanted: wanted.clone(),
-                known: pools.iter().map(|pool| pool.name.to_string()).collect(),
+                known: pools.iter().map(PoolWindows::name).collect(),
             });
         }
-        pools.retain(|pool| pool.wanted);
-        let times = pools.iter().flat_map(|pool| &pool.done);
-        let (first, last) = times.fold((f64::INFINITY, 0.0_f64), |(first, last), window| {
-            (first.min(window.at_ms), last.max(window.at_ms))
-        });
+        pools.retain(PoolWindows::is_wanted);
+        let times = || pools.iter().flat_map(PoolWindows::times_ms);
+        let (first, last) = (
+            times().fold(f64::INFINITY, f64::min),
+            times().fold(0.0, f64::max),
+        );
         Ok(Measurement {
             schema: SCHEMA,
             source,
@@ -350,213 +431,4 @@ impl Clock {
         self.latest_ms = self.latest_ms.max(at_ms);
         at_ms
     }
-}
-
-/// What is known of a decision besides its choice.
-#[derive(Debug, Clone, Copy)]
-struct Aside {
-    /// Time on the axis of all journals, ms.
-    at_ms: f64,
-    regime: Option<Regime>,
-    /// From the first token to the last; zero where first tokens are measured.
-    decode: Millis,
-}
-
-/// A window that was cut: the aside of its first decision, with the decode time of all.
-struct Cut(Aside, Vec<Choice>);
-
-/// A window that was estimated.
-struct Done {
-    at_ms: f64,
-    regime: Option<Regime>,
-    estimate: Result<Estimate, NoEstimate>,
-}
-
-/// One pool while the journal is read.
-struct PoolWindows {
-    name: PoolName,
-    wanted: bool,
-    collector: WindowCollector,
-    /// Of the decisions in the collector; those of one time in the order in which they were pushed, which
-    /// windows keep.
-    asides: BTreeMap<Timestamp, VecDeque<Aside>>,
-    open: usize,
-    cut: Vec<Cut>,
-    done: Vec<Done>,
-    records: u64,
-    counted_before: Counts,
-    counted_now: Counts,
-    left_out: LeftOut,
-}
-
-impl PoolWindows {
-    fn new(name: PoolName, empty: &WindowCollector, options: &MeasureOptions) -> Self {
-        let wanted = options.pool.as_ref().is_none_or(|wanted| {
-            let parts = [&name.model, &name.role, &name.routing_group];
-            parts.contains(&wanted) || name.to_string() == *wanted
-        });
-        Self {
-            name,
-            wanted,
-            collector: empty.clone(),
-            asides: BTreeMap::new(),
-            open: 0,
-            cut: Vec::new(),
-            done: Vec::new(),
-            records: 0,
-            counted_before: Counts::default(),
-            counted_now: Counts::default(),
-            left_out: LeftOut::default(),
-        }
-    }
-
-    fn take(&mut self, record: Record, at_ms: f64, options: &MeasureOptions) {
-        self.records += 1;
-        if !self.wanted {
-            return;
-        }
-        let decode = match options.actual {
-            Actual::Ttft => Some(Millis::ZERO),
-            Actual::E2e => record.decode(),
-        };
-        let (at, regime) = (record.at, record.regime);
-        let (Some(decode), Some(choice)) = (decode, record.into_choice()) else {
-            self.left_out.no_latency += 1;
-            return;
-        };
-        if self.open >= MAX_OPEN {
-            let middle = self.asides.keys().nth(self.asides.len() / 2).copied();
-            let windows = self.collector.close(middle.unwrap_or_default());
-            self.keep(windows, options.threads);
-        }
-        if self.collector.push(choice).is_err() {
-            self.left_out.late += 1;
-            return;
-        }
-        self.open += 1;
-        self.asides.entry(at).or_default().push_back(Aside {
-            at_ms,
-            regime,
-            decode,
-        });
-    }
-
-    /// A journal ends.
-    fn finish(&mut self, empty: &WindowCollector, threads: usize) {
-        let collector = std::mem::replace(&mut self.collector, empty.clone());
-        self.keep(collector.finish(), threads);
-        self.estimate(threads);
-        self.counted_before = self.counted_before.plus(self.counted_now);
-        self.counted_now = Counts::default();
-    }
-
-    /// Take windows that were cut, with the asides of their decisions.
-    fn keep(&mut self, windows: Vec<Vec<Choice>>, threads: usize) {
-        for choices in windows {
-            self.open -= choices.len();
-            let mut whole: Option<Aside> = None;
-            for choice in &choices {
-                let Some(mut of_one_time) = self.asides.first_entry() else {
-                    continue;
-                };
-                debug_assert_eq!(*of_one_time.key(), choice.decided_at);
-                let aside = of_one_time.get_mut().pop_front();
-                if of_one_time.get().is_empty() {
-                    of_one_time.remove();
-                }
-                if let Some(aside) = aside {
-                    let before = whole.map_or(Millis::ZERO, |whole| whole.decode);
-                    let first = whole.unwrap_or(aside);
-                    whole = Some(Aside {
-                        decode: before + aside.decode,
-                        ..first
-                    });
-                }
-            }
-            self.cut.extend(whole.map(|whole| Cut(whole, choices)));
-            if self.cut.len() >= BATCH {
-                self.estimate(threads);
-            }
-        }
-    }
-
-    /// Estimate the windows that were cut.
-    fn estimate(&mut self, threads: usize) {
-        let cut = std::mem::take(&mut self.cut);
-        let estimates = in_parallel(cut.len(), threads, |index| {
-            let Cut(aside, choices) = &cut[index];
-            let estimate = Estimator::default().estimate(choices)?;
-            let actual = estimate.sums.actual + aside.decode;
-            estimate.end_to_end(actual, aside.decode)
-        });
-        self.done
-            .extend(cut.iter().zip(estimates).map(|(cut, estimate)| Done {
-                at_ms: cut.0.at_ms,
-                regime: cut.0.regime,
-                estimate,
-            }));
-    }
-
-    /// With its slices between two times on the axis.
-    fn measured(self, first_ms: f64, last_ms: f64) -> PoolMeasurement {
-        let Self { name, done, .. } = self;
-        let counted = self.counted_before;
-        let regimes = Regime::ALL.into_iter().filter_map(|regime| {
-            let part = part(done.iter().filter(|it| it.regime == Some(regime)))?;
-            Some((regime.as_str(), part))
-        });
-        let width = (last_ms - first_ms) / SLICES as f64;
-        let slice_of = |window: &Done| match width > 0.0 {
-            true => (((window.at_ms - first_ms) / width) as usize).min(SLICES - 1),
-            false => 0,
-        };
-        let over_time = (0..SLICES).filter_map(|slice| {
-            let within = || done.iter().filter(|it| slice_of(it) == slice);
-            let most = Regime::ALL.into_iter().max_by_key(|regime| {
-                within().filter(|it| it.regime == Some(*regime)).count()
-            });
-            Some(Slice {
-                from_ms: first_ms + width * slice as f64,
-                to_ms: first_ms + width * (slice + 1) as f64,
-                regime: most.filter(|most| within().any(|it| it.regime == Some(*most))),
-                part: part(within())?,
-            })
-        });
-        let summary = summary(done.iter());
-        PoolMeasurement {
-            name,
-            records: self.records,
-            counted,
-            joined_share: (counted != Counts::default())
-                .then(|| Counts { recorded: self.records, ..counted }.joined_share())
-                .flatten(),
-            left_out: self.left_out,
-            whole: Part::of(&summary),
-            regimes: regimes.collect(),
-            over_time: over_time.collect(),
-            without_estimate: summary.without_estimate,
-        }
-    }
-}
-
-impl Part {
-    fn of(summary: &Summary) -> Self {
-        let figures = summary.figures();
-        Self {
-            anarchy: figures.ok(),
-            unavailable: figures.err(),
-        }
-    }
-}
-
-/// The figures of some windows; `None` without a window.
-fn part<'a>(windows: impl Iterator<Item = &'a Done> + Clone) -> Option<Part> {
-    windows.clone().next()?;
-    Some(Part::of(&summary(windows)))
-}
-
-fn summary<'a>(windows: impl Iterator<Item = &'a Done>) -> Summary {
-    // The same for every part, so that equal parts have equal intervals.
-    let mut rng = Pcg64Mcg::seed_from_u64(1);
-    summarise(windows.map(|it| &it.estimate), &mut rng)
 }

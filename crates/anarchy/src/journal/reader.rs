@@ -289,6 +289,7 @@ impl<R: BufRead> JournalReader<R> {
             regime: line.regime,
             chosen,
             candidates,
+            residence: line.residence.map(|span| span.millis()),
             ttft: line.ttft.map(|span| span.millis()),
             e2e: line.e2e.map(|span| span.millis()),
         })

@@ -71,6 +71,8 @@ pub(super) struct Decision {
     pub(super) regime: Option<Regime>,
     pub(super) chosen: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) residence: Option<Latency>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ttft: Option<Latency>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) e2e: Option<Latency>,

@@ -75,6 +75,7 @@ impl<W: Write> JournalWriter<W> {
         let latency = |field, span: Option<Millis>| -> Result<Option<Latency>, NotWritten> {
             span.map(|span| usable(field, span)).transpose()
         };
+        let residence = latency("residence", record.residence)?;
         let (ttft, e2e) = (latency("ttft", record.ttft)?, latency("e2e", record.e2e)?);
         if e2e.is_some() && e2e < ttft {
             return Err(unusable("e2e", &record.e2e, "at least ttft"));
@@ -108,6 +109,7 @@ impl<W: Write> JournalWriter<W> {
             prompt: record.prompt.0,
             regime: record.regime,
             chosen: self.worker(record.chosen)?,
+            residence,
             ttft,
             e2e,
             rows: line.rows,

@@ -132,15 +132,8 @@ const BEFORE: usize = 4;
 
 /// The whole page.
 pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>]) -> String {
-    let mut html = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(
-        html,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
-         <title>regime-lab report</title>\n<style>{CSS}{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <h1>regime-lab report</h1>\n\
-         <p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n"
+    let mut html = String::from(
+        "<p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n",
     );
     provenance(&mut html, results);
     if groups.is_empty() {
@@ -161,8 +154,32 @@ pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>])
             groups.len()
         );
     }
-    html.push_str("</main>\n</body>\n</html>\n");
-    html
+    document("regime-lab report", &html)
+}
+
+/// A page around its body.
+pub(super) fn document(title: &str, body: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <title>{title}</title>\n<style>{CSS}{STYLE}</style>\n</head>\n<body>\n<main>\n\
+         <h1>{title}</h1>\n{body}</main>\n</body>\n</html>\n"
+    )
+}
+
+/// Plots of section `number`, each with a link to its file.
+pub(super) fn inline_plots(html: &mut String, number: usize, plots: &[Plot]) {
+    html.push_str("<div class=\"plots\">\n");
+    for (index, plot) in plots.iter().enumerate() {
+        let _ = writeln!(
+            html,
+            "<figure>\n{}<figcaption>{} <a href=\"{}\">As a file</a></figcaption>\n</figure>",
+            plot.inline(&format!("g{number}p{index}")),
+            escape(&plot.note),
+            escape(&plot.file)
+        );
+    }
+    html.push_str("</div>\n");
 }
 
 fn provenance(html: &mut String, results: &Results) {
@@ -299,17 +316,8 @@ fn section(html: &mut String, results: &Results, group: &Group<'_>, number: usiz
             "<p>Nothing to plot: no run completed a request, or its details were not kept.</p>\n",
         );
     }
-    html.push_str("<div class=\"plots\">\n");
-    for (index, plot) in plots.iter().enumerate() {
-        let _ = writeln!(
-            html,
-            "<figure>\n{}<figcaption>{} <a href=\"{}\">As a file</a></figcaption>\n</figure>",
-            plot.inline(&format!("g{number}p{index}")),
-            escape(&plot.note),
-            escape(&plot.file)
-        );
-    }
-    html.push_str("</div>\n</section>\n");
+    inline_plots(html, number, plots);
+    html.push_str("</section>\n");
 }
 
 /// What all of its runs had in common, and what to beware of.
