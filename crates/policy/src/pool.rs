@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use dynamo_kv_router::WorkerType;
+use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
 use parking_lot::Mutex;
 use regime_core::{Timestamp, WorkerKey};
 
@@ -47,6 +47,16 @@ pub(crate) struct PoolId {
     pub(crate) model: String,
     pub(crate) routing_group: String,
     pub(crate) role: WorkerType,
+}
+
+impl PoolId {
+    pub(crate) fn new(role: WorkerType, partition: RoutingPartitionRef<'_>) -> Self {
+        Self {
+            model: partition.model_name.to_owned(),
+            routing_group: partition.routing_group.to_owned(),
+            role,
+        }
+    }
 }
 
 /// Events that only ever count up.

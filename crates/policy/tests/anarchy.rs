@@ -9,10 +9,11 @@ mod support;
 
 use std::sync::Arc;
 
-use dynamo_kv_router::WorkerType;
+use dynamo_kv_router::protocols::WorkerWithDpRank;
+use dynamo_kv_router::{KvRouterConfig, RoutingPartitionRef, WorkerSelectionInput, WorkerType};
 use regime_core::{Millis, Tokens};
-use regime_policy::{AnarchyReport, Feedback, ManualClock, Options};
-use support::{BLOCK_SIZE, Host, Row, key, row};
+use regime_policy::{AnarchyReport, Feedback, Handle, ManualClock, Observed, Observer, Options};
+use support::{BLOCK_SIZE, Host, Row, key, request, row};
 
 /// 1,600 tokens: 20 + 160 ms on an idle worker.
 const BLOCKS: usize = 100;
@@ -239,5 +240,76 @@ fn choices_are_exported_with_what_became_of_them() {
             pool.counts.lost
         ),
         (2, 0, 0)
+    );
+}
+
+/// What an observer of `host`'s pool makes of the choice of `worker` among `rows`.
+fn observe(
+    host: &Host,
+    handle: &Handle,
+    observer: &Observer,
+    worker: u64,
+    rows: &[Row],
+) -> Option<Observed> {
+    let (request, workers) = host.prepare(request(BLOCKS), rows);
+    let input =
+        WorkerSelectionInput::configured(&workers, &request, request.eligibility(), BLOCK_SIZE);
+    let observed = observer.observe(input, WorkerWithDpRank::from_worker_id(worker));
+    let last = handle.report().pools[0].last_decision.clone();
+    assert_eq!(
+        last.map(|last| last.chosen),
+        observed.is_some().then(|| key(worker))
+    );
+    observed
+}
+
+fn observer(host: &Host) -> (Handle, Observer) {
+    let handle = Handle::new(Options {
+        clock: Some(Arc::clone(&host.clock) as _),
+        ..Options::default()
+    });
+    let parameters = serde_yaml::from_str(&format!("{{{RATES}}}")).unwrap();
+    let config = KvRouterConfig::default();
+    let partition = RoutingPartitionRef::new("model", "default");
+    let observer = handle.observer(parameters, &config, WorkerType::Aggregated, partition);
+    (handle, observer.unwrap())
+}
+
+#[test]
+fn an_observer_prices_a_choice_that_was_not_its_own() {
+    let host = host("");
+    let (handle, observer) = observer(&host);
+    let rows = [row(1), row(2).load(1, 600, 200)];
+    let observed = observe(&host, &handle, &observer, 2, &rows).unwrap();
+    let forecasts = observed
+        .candidates
+        .iter()
+        .map(|it| (it.worker.id, it.wait.get(), it.own.get()));
+    assert_eq!(
+        forecasts.collect::<Vec<_>>(),
+        [(1, 0.0, 180.0), (2, 70.0, 180.0)]
+    );
+    assert_eq!(observed.residence, Millis::new(1_500.0));
+}
+
+#[test]
+fn an_observer_knows_of_the_choices_that_others_made() {
+    let host = host("");
+    let (handle, observer) = observer(&host);
+    observe(&host, &handle, &observer, 2, &[row(1), row(2)]).unwrap();
+    // 180 ms of work were placed there 90 ms ago: half remains, not the 170 ms that the host counts.
+    host.advance(90);
+    let rows = [row(1), row(2).load(1, 1_600, 100)];
+    let observed = observe(&host, &handle, &observer, 1, &rows).unwrap();
+    assert_eq!(observed.candidates[1].wait, Millis::new(90.0));
+}
+
+#[test]
+fn a_choice_that_is_no_candidate_is_not_observed() {
+    let host = host("");
+    let (handle, observer) = observer(&host);
+    assert_eq!(
+        observe(&host, &handle, &observer, 9, &[row(1), row(2)]),
+        None
     );
 }

@@ -56,7 +56,7 @@ pub struct JoinedChoice {
     pub regime: Regime,
     /// The chosen worker.
     pub chosen: WorkerKey,
-    /// Every candidate, with its forecasts.
+    /// Every candidate with its forecasts, in the order of the workers.
     pub candidates: Vec<Candidate>,
     /// What a request took at that time from its first token to its last, in the mean over the pool.
     pub residence: Millis,
@@ -213,6 +213,8 @@ impl Meter {
             }
         };
         self.rows += decision.rows.len();
+        let mut candidates: Vec<_> = decision.rows.iter().map(DecisionRow::forecast).collect();
+        candidates.sort_unstable_by_key(|row| row.worker);
         kept.push(Kept {
             choice: JoinedChoice {
                 number,
@@ -220,7 +222,7 @@ impl Meter {
                 prompt_tokens: decision.prompt_tokens,
                 regime: decision.regime,
                 chosen: decision.chosen,
-                candidates: decision.rows.iter().map(DecisionRow::forecast).collect(),
+                candidates,
                 residence: residence(),
                 ttft: None,
                 e2e: None,
