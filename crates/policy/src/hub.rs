@@ -6,7 +6,7 @@
 //! The hub holds pools and ledgers weakly: they live as long as the policy or the classifier that the
 //! host made, and vanish from reports with it.
 //!
-//! Lock order: ledger, gauge, pool state. The request path takes none of them.
+//! Lock order: ledger, then pool state. The request path takes neither.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};

@@ -32,6 +32,7 @@ mod in_flight;
 mod journal;
 mod late_binding;
 mod metrics;
+mod observer;
 mod parameters;
 mod periodic;
 mod pool;
@@ -47,6 +48,7 @@ pub use guard::{FallbackReason, is_guarded};
 pub use journal::{Decision, DecisionRow};
 pub use late_binding::{LateBinding, LateBindingError};
 pub use metrics::{MetricDoc, metrics_documentation};
+pub use observer::{Observed, Observer};
 pub use parameters::{
     Anarchy, Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError,
     Parameters, RegimeTiming, SessionAffinity, Signals, Window,

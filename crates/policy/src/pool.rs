@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use dynamo_kv_router::WorkerType;
+use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
 use parking_lot::Mutex;
 use regime_core::{Timestamp, WorkerKey};
 
-use gauge::Gauge;
+use gauge::{Gauge, Measured};
 pub use meter::{ExportCounts, JoinedChoice};
 pub(crate) use pending::Placement;
 pub(crate) use snapshot::Snapshot;
@@ -49,6 +49,16 @@ pub(crate) struct PoolId {
     pub(crate) role: WorkerType,
 }
 
+impl PoolId {
+    pub(crate) fn new(role: WorkerType, partition: RoutingPartitionRef<'_>) -> Self {
+        Self {
+            model: partition.model_name.to_owned(),
+            routing_group: partition.routing_group.to_owned(),
+            role,
+        }
+    }
+}
+
 /// Events that only ever count up.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -71,7 +81,7 @@ pub(crate) struct Pool {
     pub(crate) counters: Counters,
     snapshot: ArcSwap<Snapshot>,
     state: Mutex<State>,
-    /// Locked before the state, and never by the request path.
+    /// Never locked together with the state.
     gauge: Mutex<Gauge>,
     tick: Periodic,
     log: Periodic,
@@ -140,7 +150,6 @@ impl Pool {
     /// Measure the Price of Anarchy of the windows that have settled. Takes its time, off the request path.
     pub(crate) fn measure(&self, clock: &dyn Clock) {
         let now = clock.now();
-        let mut gauge = self.gauge.lock();
         let measurable = self.with_state(now, |state| {
             let meter = state.meter.as_mut();
             meter.map(|meter| meter.take_measurable(now))
@@ -148,8 +157,9 @@ impl Pool {
         let Some(windows) = measurable else {
             return;
         };
-        gauge.measure(&windows, self.parameters.horizon, now);
-        drop(gauge);
+        let measured = windows.iter().map(Measured::new).collect();
+        let horizon = self.parameters.horizon;
+        self.gauge.lock().add(measured, horizon, now);
         let done = clock.now();
         self.with_state(done, |state| {
             if let Some(meter) = &mut state.meter {

@@ -23,7 +23,8 @@ use crate::feedback::Feedback;
 use crate::hub::Hub;
 use crate::key_of;
 use crate::metrics::Publisher;
-use crate::parameters::{ParameterDoc, Parameters, documentation};
+use crate::observer::Observer;
+use crate::parameters::{ParameterDoc, ParameterError, Parameters, documentation};
 use crate::pool::{ExportCounts, JoinedChoice, Placement, PoolId};
 use crate::report::{Report, report};
 use crate::selection;
@@ -82,6 +83,31 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// A state of its own that chooses nothing, for [`Handle::observer`].
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            hub: Arc::new(Hub::new(options)),
+            publisher: Arc::new(Publisher::new()),
+        }
+    }
+
+    /// Observe the pool of `role` while another policy chooses in it.
+    ///
+    /// # Errors
+    /// As at start-up: names the first parameter out of range.
+    pub fn observer(
+        &self,
+        parameters: Parameters,
+        config: &KvRouterConfig,
+        role: WorkerType,
+        partition: RoutingPartitionRef<'_>,
+    ) -> Result<Observer, ParameterError> {
+        let id = PoolId::new(role, partition);
+        let pool = self.hub.add_pool(id, Arc::new(parameters.check()?));
+        Ok(Observer::new(pool, config, Arc::clone(&self.hub.clock)))
+    }
+
     /// Everything believed now.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -185,11 +211,12 @@ pub fn register_with(
     registry: &mut RouterPluginRegistry,
     options: Options,
 ) -> Result<Handle, RouterPluginRegistryError> {
-    let hub = Arc::new(Hub::new(options));
+    let handle = Handle::new(options);
+    let hub = &handle.hub;
     registry.register_worker_selection(
         POLICY_TYPE,
         Arc::new({
-            let hub = Arc::clone(&hub);
+            let hub = Arc::clone(hub);
             move |parameters: &WorkerSelectionPolicyParameters| {
                 policy_factory(Arc::clone(&hub), parameters)
             }
@@ -198,16 +225,13 @@ pub fn register_with(
     registry.register_request_classifier(
         CLASSIFIER_TYPE,
         Arc::new({
-            let hub = Arc::clone(&hub);
+            let hub = Arc::clone(hub);
             move |parameters: &RequestClassifierParameters| {
                 classifier_factory(Arc::clone(&hub), parameters)
             }
         }),
     )?;
-    Ok(Handle {
-        hub,
-        publisher: Arc::new(Publisher::new()),
-    })
+    Ok(handle)
 }
 
 fn policy_factory(
@@ -221,13 +245,8 @@ fn policy_factory(
     let parameters = Arc::new(parameters);
     Ok(Arc::new(
         move |config: &KvRouterConfig, role: WorkerType, partition: RoutingPartitionRef<'_>| {
-            let id = PoolId {
-                model: partition.model_name.to_owned(),
-                routing_group: partition.routing_group.to_owned(),
-                role,
-            };
-            let pool = hub.add_pool(id, Arc::clone(&parameters));
-            selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone())
+            let pool = hub.add_pool(PoolId::new(role, partition), Arc::clone(&parameters));
+            selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone()).0
         },
     ))
 }

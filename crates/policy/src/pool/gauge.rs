@@ -43,11 +43,14 @@ pub(crate) struct Gauge {
 #[derive(Debug, Default)]
 struct Track {
     windows: VecDeque<Measured>,
+    /// Of these windows, or of the last ones if there are none; absent before the first.
     summary: Option<Summary>,
 }
 
+/// What came of one window.
 #[derive(Debug)]
-struct Measured {
+pub(crate) struct Measured {
+    latency: Latency,
     at: Timestamp,
     decisions: usize,
     joined: usize,
@@ -63,20 +66,28 @@ pub(crate) const fn excluded(role: WorkerType) -> Option<&'static str> {
     }
 }
 
+impl Measured {
+    /// Solve one window. Takes its time.
+    pub(crate) fn new(window: &Measurable) -> Self {
+        Self {
+            latency: window.latency,
+            at: window.at,
+            decisions: window.decisions,
+            joined: window.joined,
+            estimate: estimate(window),
+        }
+    }
+}
+
 impl Gauge {
-    /// Measure windows, and sum up those that count at `now`.
-    pub(crate) fn measure(&mut self, windows: &[Measurable], horizon: Horizon, now: Timestamp) {
+    /// Take measured windows, and sum up those that count at `now`.
+    pub(crate) fn add(&mut self, windows: Vec<Measured>, horizon: Horizon, now: Timestamp) {
         for window in windows {
             let track = match window.latency {
                 Latency::Ttft => &mut self.ttft,
                 Latency::E2e => &mut self.e2e,
             };
-            track.windows.push_back(Measured {
-                at: window.at,
-                decisions: window.decisions,
-                joined: window.joined,
-                estimate: estimate(window),
-            });
+            track.windows.push_back(window);
         }
         for track in [&mut self.ttft, &mut self.e2e] {
             track.summarise(horizon, now);
@@ -118,6 +129,9 @@ impl Track {
             .retain(|window| now.since(window.at) <= horizon.max_age);
         while self.windows.len() > horizon.windows {
             self.windows.pop_front();
+        }
+        if self.windows.is_empty() {
+            return;
         }
         let mut rng = Pcg64Mcg::seed_from_u64(horizon.seed);
         let estimates = self.windows.iter().map(|window| &window.estimate);
@@ -161,5 +175,141 @@ impl GapReport {
             unavailable: Some(reason),
             without_estimate: BTreeMap::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use regime_anarchy::{Candidate, Choice};
+    use regime_core::{Millis, WorkerKey};
+
+    const HORIZON: Horizon = Horizon {
+        windows: 3,
+        max_age: Duration::from_secs(60),
+        seed: 0,
+    };
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_secs(secs)
+    }
+
+    /// One request on worker 0, whose forecasts are `wait` and 10 ms, where worker 1 was idle.
+    fn window(at_s: u64, latency: Latency, wait: f64, actual: f64) -> Measurable {
+        let candidate = |id, wait| Candidate {
+            worker: WorkerKey::new(id, 0),
+            wait: Millis::new(wait),
+            own: Millis::new(10.0),
+        };
+        Measurable {
+            latency,
+            at: at(at_s),
+            decisions: 2,
+            joined: 1,
+            choices: vec![Choice {
+                decided_at: at(at_s),
+                chosen: WorkerKey::new(0, 0),
+                candidates: vec![candidate(0, wait), candidate(1, 0.0)],
+                actual: Millis::new(actual),
+            }],
+            residence: Millis::new(if latency == Latency::E2e { 90.0 } else { 0.0 }),
+        }
+    }
+
+    fn gauge(windows: &[Measurable], now: Timestamp) -> Gauge {
+        let mut gauge = Gauge::default();
+        gauge.add(windows.iter().map(Measured::new).collect(), HORIZON, now);
+        gauge
+    }
+
+    fn report(gauge: &Gauge, now: Timestamp) -> AnarchyReport {
+        gauge.report(None, Some(0.25), HORIZON, now)
+    }
+
+    #[test]
+    fn both_latencies_have_figures_of_their_own() {
+        let windows = [Latency::Ttft, Latency::E2e].map(|latency| {
+            window(
+                1,
+                latency,
+                5.0,
+                if latency == Latency::E2e { 210.0 } else { 30.0 },
+            )
+        });
+        let report = report(&gauge(&windows, at(2)), at(3));
+        let figures = report.ttft.figures.unwrap();
+        assert_eq!(
+            (figures.policy_gap, figures.temporal_gap, figures.slowdown),
+            (1.5, 2.0, 3.0)
+        );
+        // 105 predicted, 100 to be had and alone.
+        let figures = report.e2e.figures.unwrap();
+        assert_eq!(
+            (figures.policy_gap, figures.temporal_gap, figures.overload),
+            (1.05, 2.0, 1.0)
+        );
+        assert_eq!(
+            (report.ttft.age_ms, report.ttft.joined_share),
+            (Some(2_000), Some(0.5))
+        );
+        assert_eq!(report.sampling_rate, Some(0.25));
+    }
+
+    #[test]
+    fn figures_are_of_the_newest_windows() {
+        let windows = [5.0, 0.0, 0.0, 0.0].map(|wait| window(1, Latency::Ttft, wait, 10.0));
+        let figures = report(&gauge(&windows, at(1)), at(1)).ttft.figures.unwrap();
+        assert_eq!((figures.windows, figures.policy_gap), (3, 1.0));
+    }
+
+    #[test]
+    fn figures_go_with_their_age() {
+        let gauge = gauge(&[window(1, Latency::Ttft, 0.0, 10.0)], at(2));
+        assert!(report(&gauge, at(61)).ttft.figures.is_some());
+        let stale = report(&gauge, at(62)).ttft;
+        assert_eq!(
+            (stale.figures, stale.unavailable),
+            (None, Some(reason::STALE))
+        );
+    }
+
+    #[test]
+    fn what_was_never_measured_says_so() {
+        let report = report(&Gauge::default(), at(1));
+        assert_eq!(report.ttft.unavailable, Some(reason::NOT_MEASURED));
+    }
+
+    #[test]
+    fn unusable_forecasts_give_a_reason_and_no_number() {
+        // Field report BR-13: Millis keeps infinities finite and makes a zero of NaN; neither is a forecast.
+        let mut windows = [(); 2].map(|()| window(1, Latency::Ttft, 0.0, 10.0));
+        windows[0].choices[0].candidates[0].wait = Millis::new(f64::INFINITY);
+        windows[1].choices[0].candidates[1].own = Millis::new(f64::NAN);
+        let report = report(&gauge(&windows, at(1)), at(1)).ttft;
+        assert_eq!(
+            (report.figures, report.unavailable),
+            (None, Some("unusable_forecast"))
+        );
+        assert_eq!(report.without_estimate["unusable_forecast"], 2);
+    }
+
+    #[test]
+    fn decisions_that_never_meet_a_request_mean_that_no_outcome_is_told() {
+        let mut lost = window(1, Latency::Ttft, 0.0, 10.0);
+        (lost.joined, lost.choices) = (0, Vec::new());
+        let report = report(&gauge(&[lost], at(1)), at(1)).ttft;
+        assert_eq!(report.unavailable, Some(reason::NO_OUTCOMES));
+        assert_eq!(report.joined_share, Some(0.0));
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_measured_says_why_in_both_latencies() {
+        let gauge = gauge(&[window(1, Latency::Ttft, 0.0, 10.0)], at(1));
+        let report = gauge.report(excluded(WorkerType::Decode), Some(1.0), HORIZON, at(1));
+        assert_eq!(report.ttft.unavailable, Some(reason::NO_FORECAST));
+        assert_eq!(report.e2e.unavailable, Some(reason::NO_FORECAST));
+        assert_eq!(report.sampling_rate, None);
     }
 }

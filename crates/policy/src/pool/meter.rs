@@ -56,7 +56,7 @@ pub struct JoinedChoice {
     pub regime: Regime,
     /// The chosen worker.
     pub chosen: WorkerKey,
-    /// Every candidate, with its forecasts.
+    /// Every candidate with its forecasts, in the order of the workers.
     pub candidates: Vec<Candidate>,
     /// What a request took at that time from its first token to its last, in the mean over the pool.
     pub residence: Millis,
@@ -197,7 +197,11 @@ impl Meter {
     }
 
     /// Take note of a decision, in the order of their times. The ticket is of one that is kept.
-    pub(crate) fn decided(&mut self, decision: &Decision, residence: Millis) -> Option<Ticket> {
+    pub(crate) fn decided(
+        &mut self,
+        decision: &Decision,
+        residence: impl FnOnce() -> Millis,
+    ) -> Option<Ticket> {
         let number = self.decisions;
         self.decisions += 1;
         let window = self.window_of(decision.at);
@@ -209,6 +213,8 @@ impl Meter {
             }
         };
         self.rows += decision.rows.len();
+        let mut candidates: Vec<_> = decision.rows.iter().map(DecisionRow::forecast).collect();
+        candidates.sort_unstable_by_key(|row| row.worker);
         kept.push(Kept {
             choice: JoinedChoice {
                 number,
@@ -216,8 +222,8 @@ impl Meter {
                 prompt_tokens: decision.prompt_tokens,
                 regime: decision.regime,
                 chosen: decision.chosen,
-                candidates: decision.rows.iter().map(DecisionRow::forecast).collect(),
-                residence,
+                candidates,
+                residence: residence(),
                 ttft: None,
                 e2e: None,
             },
@@ -439,5 +445,227 @@ impl Window {
             choices,
             residence,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const W: WorkerKey = WorkerKey::new(1, 0);
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    fn meter(core_share: f64, export: Option<usize>) -> Meter {
+        let settings = Metering {
+            window_span: Duration::from_millis(250),
+            window_requests: 2,
+            core_share,
+            patience: Duration::from_secs(10),
+        };
+        let mut meter = Meter::new(settings, export);
+        meter.pay(at(0), Duration::ZERO, 0);
+        meter
+    }
+
+    fn decide(meter: &mut Meter, at_ms: u64) -> Option<Ticket> {
+        let decision = Decision {
+            at: at(at_ms),
+            chosen: W,
+            rows: vec![DecisionRow {
+                worker: W,
+                cost: 0.0,
+                predicted_ms: Millis::new(30.0),
+                alone_ms: Millis::new(20.0),
+                uncached_tokens: 0.0,
+                queued_tokens: 0.0,
+                active_requests: 0.0,
+                load_known: true,
+            }],
+            ..Decision::default()
+        };
+        meter.decided(&decision, || Millis::new(500.0))
+    }
+
+    fn serve(meter: &mut Meter, ticket: Ticket, first_ms: u64, last_ms: u64) {
+        meter.claimed(ticket);
+        meter.answered(ticket, at(first_ms));
+        meter.ended(ticket, at(last_ms), true);
+    }
+
+    fn taken(meter: &mut Meter, now_ms: u64) -> Vec<(Latency, usize, Vec<f64>)> {
+        let windows = meter.take_measurable(at(now_ms));
+        let actual = |window: &Measurable| {
+            let choices = window.choices.iter();
+            choices.map(|choice| choice.actual.get()).collect()
+        };
+        windows
+            .iter()
+            .map(|window| (window.latency, window.joined, actual(window)))
+            .collect()
+    }
+
+    #[test]
+    fn a_window_is_measured_by_ttft_when_all_have_answered_and_end_to_end_when_all_have_ended() {
+        let mut meter = meter(1.0, None);
+        let a = decide(&mut meter, 0).unwrap();
+        let b = decide(&mut meter, 10).unwrap();
+        // The third begins the next window, so that the first is complete.
+        decide(&mut meter, 20).unwrap();
+        serve(&mut meter, a, 40, 300);
+        meter.claimed(b);
+        assert!(taken(&mut meter, 50).is_empty());
+        meter.answered(b, at(60));
+        assert_eq!(
+            taken(&mut meter, 60),
+            [(Latency::Ttft, 2, vec![40.0, 50.0])]
+        );
+        meter.ended(b, at(410), true);
+        assert_eq!(
+            taken(&mut meter, 410),
+            [(Latency::E2e, 2, vec![300.0, 400.0])]
+        );
+    }
+
+    #[test]
+    fn end_to_end_the_expected_residence_of_each_request_is_added_up() {
+        let mut meter = meter(1.0, None);
+        for at_ms in [0, 10] {
+            let ticket = decide(&mut meter, at_ms).unwrap();
+            serve(&mut meter, ticket, 40, 300);
+        }
+        let windows = meter.take_measurable(at(300));
+        let residences = windows.iter().map(|window| window.residence.get());
+        assert_eq!(residences.collect::<Vec<_>>(), [0.0, 1_000.0]);
+        let row = windows[0].choices[0].candidates[0];
+        assert_eq!((row.wait, row.own), (Millis::new(10.0), Millis::new(20.0)));
+    }
+
+    #[test]
+    fn a_request_that_broke_off_has_met_its_decision_and_has_no_latency() {
+        let mut meter = meter(1.0, None);
+        let broken = decide(&mut meter, 0).unwrap();
+        let aborted = decide(&mut meter, 1).unwrap();
+        meter.claimed(broken);
+        meter.ended(broken, at(5), false);
+        meter.claimed(aborted);
+        meter.answered(aborted, at(31));
+        meter.ended(aborted, at(40), false);
+        let expected = [(Latency::Ttft, 2, vec![30.0]), (Latency::E2e, 2, vec![])];
+        assert_eq!(taken(&mut meter, 250), expected);
+    }
+
+    #[test]
+    fn a_window_does_not_wait_for_ever() {
+        let mut meter = meter(1.0, None);
+        let answered = decide(&mut meter, 0).unwrap();
+        decide(&mut meter, 1).unwrap();
+        serve(&mut meter, answered, 40, 90);
+        assert!(taken(&mut meter, 10_000).is_empty());
+        let expected = [
+            (Latency::Ttft, 1, vec![40.0]),
+            (Latency::E2e, 1, vec![90.0]),
+        ];
+        assert_eq!(taken(&mut meter, 10_001), expected);
+        assert_eq!(meter.rows, 0);
+    }
+
+    #[test]
+    fn windows_are_kept_whole_or_not_at_all_as_far_as_they_are_paid() {
+        // 2 s · 0.003 pay for two windows of twice 1.5 ms.
+        let mut meter = meter(0.003, None);
+        let kept: Vec<_> = (0..8).map(|i| decide(&mut meter, i).is_some()).collect();
+        assert_eq!(kept, [true, true, true, true, false, false, false, false]);
+        assert!((meter.sampling_rate().unwrap() - 0.95_f64.powi(2)).abs() < 1e-12);
+        // A second pays for one.
+        meter.pay(at(1_000), Duration::ZERO, 0);
+        let kept: Vec<_> = (8..12).map(|i| decide(&mut meter, i).is_some()).collect();
+        assert_eq!(kept, [true, true, false, false]);
+    }
+
+    #[test]
+    fn dear_windows_are_measured_less_often() {
+        let mut meter = meter(0.01, None);
+        meter.pay(at(0), Duration::from_millis(400), 2);
+        // 1.5 · 0.95 + 200 · 0.05 is 11.425 ms an estimate. Less than a window was saved up: wait.
+        assert_eq!(meter.price(), Millis::new(22.85));
+        assert_eq!(decide(&mut meter, 1), None);
+        meter.pay(at(2_000), Duration::ZERO, 0);
+        assert!(decide(&mut meter, 2_000).is_some());
+    }
+
+    #[test]
+    fn a_host_that_never_measures_keeps_nothing() {
+        let settings = meter(1.0, None).settings;
+        let mut meter = Meter::new(settings, None);
+        assert_eq!(decide(&mut meter, 0), None);
+        assert!(meter.open.is_empty());
+    }
+
+    #[test]
+    fn every_decision_is_exported_and_the_others_are_counted() {
+        let mut meter = meter(0.0, Some(2));
+        let tickets: Vec<_> = (0..4).map(|i| decide(&mut meter, i).unwrap()).collect();
+        for &ticket in &tickets[..3] {
+            serve(&mut meter, ticket, 40, 90);
+        }
+        assert!(taken(&mut meter, 300).is_empty());
+        let (first, _) = meter.take_exported(at(300));
+        let numbers: Vec<_> = first.iter().map(|choice| choice.number).collect();
+        assert_eq!(numbers, [0, 1]);
+        assert_eq!(
+            (first[1].ttft, first[1].e2e),
+            (Some(Millis::new(39.0)), Some(Millis::new(89.0)))
+        );
+        let (second, counts) = meter.take_exported(at(10_003));
+        assert_eq!(second.len(), 1);
+        let expected = ExportCounts {
+            decisions: 4,
+            unjoined: 1,
+            lost: 0,
+        };
+        assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn a_host_that_takes_nothing_loses_the_newest_and_counts_them() {
+        let mut meter = meter(0.0, Some(2));
+        for at_ms in 0..6 {
+            let ticket = decide(&mut meter, at_ms).unwrap();
+            serve(&mut meter, ticket, 40, 90);
+        }
+        let (choices, counts) = meter.take_exported(at(300));
+        assert_eq!((choices.len(), counts.lost), (2, 4));
+    }
+
+    #[test]
+    fn memory_is_bounded_while_nothing_ends() {
+        let mut meter = meter(0.0, Some(10));
+        let mut decision = Decision::default();
+        for (id, worker) in (0..1_000).zip((0..).map(|id| WorkerKey::new(id, 0))) {
+            decision.rows.push(DecisionRow {
+                worker,
+                cost: f64::from(id),
+                predicted_ms: Millis::ZERO,
+                alone_ms: Millis::ZERO,
+                uncached_tokens: 0.0,
+                queued_tokens: 0.0,
+                active_requests: 0.0,
+                load_known: true,
+            });
+        }
+        for _ in 0..600 {
+            meter.decided(&decision, || Millis::ZERO);
+        }
+        assert_eq!((meter.rows, meter.lost), (MAX_ROWS, 100));
+    }
+
+    #[test]
+    fn a_decision_without_rows_is_not_measured() {
+        let mut meter = meter(1.0, None);
+        assert_eq!(meter.decided(&Decision::default(), || Millis::ZERO), None);
+        assert!(taken(&mut meter, 300).is_empty());
     }
 }

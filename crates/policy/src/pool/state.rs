@@ -249,9 +249,9 @@ impl State {
     }
 
     fn keep(&mut self, decision: &Decision) -> Option<Ticket> {
-        let residence = self.calibration.estimate(decision.at).residence_ms;
-        let meter = self.meter.as_mut()?;
-        meter.decided(decision, Millis::new(residence))
+        let calibration = &self.calibration;
+        let residence = || Millis::new(calibration.estimate(decision.at).residence_ms);
+        self.meter.as_mut()?.decided(decision, residence)
     }
 
     /// Claim the decision behind a request of `prompt` tokens sent to `worker`.
