@@ -12,9 +12,9 @@
 //! # Defaults
 //!
 //! A journal is larger than memory, so it is read once and decisions are kept until their window is cut.
-//! They come in the order in which their requests ended. At most
-//! [`MAX_OPEN`](regime_anarchy::MAX_OPEN) of a pool wait: then the older half is cut, and a decision that comes later than that is
-//! left out and counted.
+//! They come in the order in which their requests ended. At most [`MAX_OPEN`](regime_anarchy::MAX_OPEN) of
+//! a pool wait: then the older half is cut, and a decision that comes later than that is left out and
+//! counted.
 //!
 //! As in a live router, decisions without the latency asked for help to cut windows and are then left out of
 //! them. What a request is expected to take after its first token is what the journal says, or else what it

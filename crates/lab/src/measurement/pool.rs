@@ -3,6 +3,7 @@
 //! The windows of one pool while a journal is read, and what they give in the end.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
@@ -105,8 +106,14 @@ impl PoolWindows {
         let at = record.at;
         let choice = record.into_choice(actual.unwrap_or_default());
         if self.open >= MAX_OPEN {
-            let middle = self.asides.keys().nth(self.asides.len() / 2).copied();
-            let windows = self.collector.close(middle.unwrap_or_default());
+            let mut times = self.asides.keys();
+            let middle = times.nth(self.asides.len() / 2).copied().unwrap_or(at);
+            // All of one time, if there is no later one.
+            let last = times.next_back().copied().unwrap_or(middle);
+            let mut windows = self.collector.close(middle);
+            if windows.is_empty() {
+                windows = self.collector.close(last + Duration::from_micros(1));
+            }
             self.keep(windows, options.threads);
         }
         if self.collector.push(choice).is_err() {
@@ -198,6 +205,10 @@ impl PoolWindows {
     pub(super) fn measured(self, first_ms: f64, last_ms: f64) -> PoolMeasurement {
         let Self { name, done, .. } = self;
         let counted = self.counted_before;
+        let in_file = Counts {
+            recorded: self.records,
+            ..counted
+        };
         let regimes = Regime::ALL.into_iter().filter_map(|regime| {
             let part = part(done.iter().filter(|it| it.regime == Some(regime)))?;
             Some((regime.as_str(), part))
@@ -224,15 +235,9 @@ impl PoolWindows {
             name,
             records: self.records,
             counted,
-            joined_share: (counted != Counts::default())
-                .then(|| {
-                    Counts {
-                        recorded: self.records,
-                        ..counted
-                    }
-                    .joined_share()
-                })
-                .flatten(),
+            joined_share: in_file
+                .joined_share()
+                .filter(|_| counted != Counts::default()),
             left_out: self.left_out,
             whole: Part::of(&summary),
             regimes: regimes.collect(),
