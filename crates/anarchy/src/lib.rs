@@ -30,7 +30,7 @@ pub use gap::{GapSplit, WindowSums};
 pub use interval::{GapIntervals, Interval};
 pub use queueing::{NoWait, Prediction, QueueError, Station, StationConfig};
 pub use reason::{Forecast, NoEstimate};
-pub use summary::{Summary, summarise};
+pub use summary::{Summary, summarise, total};
 pub use window::{
     Candidate, Choice, CollectorConfig, CollectorError, Estimator, MAX_FORECAST, MAX_OPEN,
     NotCollected, WindowCollector,
