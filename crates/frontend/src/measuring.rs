@@ -29,6 +29,9 @@ use crate::output;
 /// How often windows are measured and the journal is written.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// How long after a decision its window is closed, by default: the last ones are waited for.
+const LAST_WINDOW: Duration = Duration::from_millis(250);
+
 /// Decisions that each pool keeps for the journal: ten seconds at 1,000 requests/s.
 pub const CHOICES_KEPT: usize = 10_000;
 
@@ -50,6 +53,9 @@ impl Measuring {
             .spawn(move || {
                 loop {
                     let last = stopped.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout);
+                    if last && journal.is_some() {
+                        std::thread::sleep(LAST_WINDOW);
+                    }
                     handle.measure();
                     journal = journal
                         .take()

@@ -164,7 +164,7 @@ pub struct PoolMeasurement {
     #[serde(flatten)]
     pub whole: Part,
     /// By the regime in which a window began; empty where regimes are not recorded.
-    pub regimes: BTreeMap<&'static str, Part>,
+    pub regimes: BTreeMap<Regime, Part>,
     /// Stretches of time that have windows.
     pub over_time: Vec<Slice>,
 }

@@ -29,7 +29,7 @@ use crate::link::{Extensions, link};
 use crate::measuring::{CHOICES_KEPT, Journal, Measuring};
 use crate::mock::{Fleet, Topology};
 use crate::router::Resolved;
-use crate::{environment, lifecycle, metrics, routes, startup, ttft_feed};
+use crate::{environment, lifecycle, metrics, output, routes, startup, ttft_feed};
 
 /// Serve until a signal.
 ///
@@ -72,7 +72,12 @@ pub fn main(
     args.http.check_tls()?;
     let journal = args.journal.as_ref().map(|path| {
         let uptime = Duration::from_millis(linked.handle.report().uptime_ms);
-        let journal = Journal::open(path, roles.lines(), uptime);
+        let policies = roles
+            .lines()
+            .iter()
+            .map(|line| output::squeeze(line))
+            .collect();
+        let journal = Journal::open(path, policies, uptime);
         journal.with_context(|| sources.name("journal"))
     });
     let journal = journal.transpose()?;

@@ -44,7 +44,7 @@ impl Measurement {
         for pool in &self.pools {
             let _ = csv.write_record(row(pool, "all", None, &pool.whole));
             for (regime, part) in &pool.regimes {
-                let _ = csv.write_record(row(pool, regime, None, part));
+                let _ = csv.write_record(row(pool, regime.as_str(), None, part));
             }
             for slice in &pool.over_time {
                 let times = Some((slice.from_ms, slice.to_ms));

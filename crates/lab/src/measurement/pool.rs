@@ -211,7 +211,7 @@ impl PoolWindows {
         };
         let regimes = Regime::ALL.into_iter().filter_map(|regime| {
             let part = part(done.iter().filter(|it| it.regime == Some(regime)))?;
-            Some((regime.as_str(), part))
+            Some((regime, part))
         });
         let width = (last_ms - first_ms) / SLICES as f64;
         let slice_of = |window: &Done| match width > 0.0 {

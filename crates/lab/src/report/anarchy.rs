@@ -196,19 +196,21 @@ fn over_time(pool: &PoolMeasurement, number: usize) -> Result<Option<Plot>, Repo
         }
         frame.mesh(&mut chart)?;
         for factor in &FACTORS {
-            let points = || {
-                slices.iter().map(|(slice, figures)| {
-                    let middle = f64::midpoint(slice.from_ms, slice.to_ms);
-                    (middle, (factor.value)(figures))
-                })
-            };
-            let stroke = factor.colour.stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(points(), stroke))
-                .map_err(words)?;
-            chart
-                .draw_series(points().map(|at| Circle::new(at, 3, factor.colour.filled())))
-                .map_err(words)?;
+            let points = slices.iter().map(|(slice, figures)| {
+                let middle = f64::midpoint(slice.from_ms, slice.to_ms);
+                (middle, (factor.value)(figures))
+            });
+            let points: Vec<(f64, f64)> = points.collect();
+            // Nothing is drawn through a stretch without windows.
+            let joined = slices.windows(2).zip(points.windows(2));
+            let lines = joined
+                .filter(|(pair, _)| pair[1].0.from_ms <= pair[0].0.to_ms)
+                .map(|(_, ends)| PathElement::new(ends.to_vec(), factor.colour.stroke_width(2)));
+            chart.draw_series(lines).map_err(words)?;
+            let dots = points
+                .iter()
+                .map(|at| Circle::new(*at, 3, factor.colour.filled()));
+            chart.draw_series(dots).map_err(words)?;
         }
         Ok(())
     })
@@ -219,7 +221,10 @@ fn over_time(pool: &PoolMeasurement, number: usize) -> Result<Option<Plot>, Repo
 fn by_regime(pool: &PoolMeasurement, number: usize) -> Result<Option<Plot>, ReportError> {
     let known = |(name, part): (&'static str, &Part)| Some((name, part.anarchy?));
     let all = std::iter::once(("at any time", &pool.whole));
-    let regimes = pool.regimes.iter().map(|(regime, part)| (*regime, part));
+    let regimes = pool
+        .regimes
+        .iter()
+        .map(|(regime, part)| (regime.as_str(), part));
     let parts: Vec<(&str, Figures)> = all.chain(regimes).filter_map(known).collect();
     if parts.is_empty() {
         return Ok(None);
