@@ -13,6 +13,7 @@
 
 mod detail;
 mod group;
+mod over_load;
 mod page;
 mod paint;
 mod plots;
@@ -68,15 +69,14 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
         source,
     };
     std::fs::create_dir_all(dir).map_err(|source| io(dir, source))?;
-    let page = page::page(results, &groups, &drawn);
-    let plots = drawn
-        .iter()
-        .flatten()
-        .map(|plot| (plot.file.as_str(), plot.file_text()));
+    let over_load = over_load::draw(&groups)?;
+    let page = page::page(results, &groups, &drawn, &over_load);
+    let all = || drawn.iter().flatten().chain(&over_load);
+    let plots = all().map(|plot| (plot.file.as_str(), plot.file_text()));
     for (name, text) in plots.chain([(PAGE, page)]) {
         write_whole(dir, name, &text).map_err(|source| io(&dir.join(name), source))?;
     }
-    let of_this_page = |name: &str| drawn.iter().flatten().any(|plot| plot.file == name);
+    let of_this_page = |name: &str| all().any(|plot| plot.file == name);
     for entry in std::fs::read_dir(dir).map_err(|source| io(dir, source))? {
         let path = entry.map_err(|source| io(dir, source))?.path();
         let name = path.file_name().and_then(|name| name.to_str());

@@ -16,6 +16,7 @@ use regime_core::Regime;
 
 use super::detail::{PoolDetail, RunDetail, thin};
 use super::group::{COLOURS, Group, Row, ttft_p99};
+use super::over_load::OVER_LOAD;
 use super::paint::{
     Area, Axis, BOTTOM, Drawing, GREY, GRID, INK, Key, LEFT, PALETTE, Plot, RIGHT, Unit, plot,
     short, width, words, write_at,
@@ -76,6 +77,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         LOAD_PER_WORKER,
         CACHE_HITS,
         PARETO,
+        OVER_LOAD,
     ];
     numbered
         && plots
@@ -395,7 +397,10 @@ impl Sheet<'_> {
             .iter()
             .filter_map(|row| {
                 let ttft = row.median(ttft_p99)?;
-                Some((row, (ttft, row.median(|it| it.output_tokens_per_s)?)))
+                Some((
+                    row,
+                    (ttft, row.median(|it| it.metrics.output_tokens_per_s)?),
+                ))
             })
             .collect();
         if rows.is_empty() {
@@ -465,17 +470,17 @@ impl Sheet<'_> {
     }
 }
 
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 
 /// Two axes with their names.
-struct Frame<'a> {
-    x: (Axis, &'a str),
-    y: (Axis, &'a str),
-    top: u32,
+pub(super) struct Frame<'a> {
+    pub(super) x: (Axis, &'a str),
+    pub(super) y: (Axis, &'a str),
+    pub(super) top: u32,
 }
 
 impl Frame<'_> {
-    fn chart<'a, 'b>(&self, area: &'a Area<'b>, bottom: u32) -> Drawing<Chart<'a, 'b>> {
+    pub(super) fn chart<'a, 'b>(&self, area: &'a Area<'b>, bottom: u32) -> Drawing<Chart<'a, 'b>> {
         ChartBuilder::on(area)
             .margin_top(self.top)
             .margin_right(RIGHT)
@@ -485,7 +490,7 @@ impl Frame<'_> {
             .map_err(words)
     }
 
-    fn mesh(&self, chart: &mut Chart<'_, '_>) -> Drawing<()> {
+    pub(super) fn mesh(&self, chart: &mut Chart<'_, '_>) -> Drawing<()> {
         chart
             .configure_mesh()
             .max_light_lines(0)
@@ -542,19 +547,19 @@ fn shade(regime: Regime) -> RGBAColor {
     }
 }
 
-fn colour(row: &Row<'_>) -> RGBColor {
+pub(super) fn colour(row: &Row<'_>) -> RGBColor {
     row.colour
         .and_then(|at| PALETTE.get(at))
         .copied()
         .unwrap_or(GREY)
 }
 
-fn stroke(row: &Row<'_>) -> ShapeStyle {
+pub(super) fn stroke(row: &Row<'_>) -> ShapeStyle {
     colour(row).stroke_width(if row.colour.is_some() { 2 } else { 1 })
 }
 
 /// One key for each coloured policy, and one for all grey ones.
-fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
+pub(super) fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
     let mut keys = Vec::new();
     let mut grey = 0;
     for row in rows {
@@ -596,9 +601,15 @@ fn ends(values: &[f64], most: usize) -> impl Iterator<Item = f64> {
     (0..shown).filter_map(move |index| values.get(at(index)).copied())
 }
 
-/// Letters, digits and hyphens that tell what a file is about.
 fn slug(group: &Group<'_>) -> String {
-    let text = format!("{}-{}-{}", group.workload, group.topology, group.load);
+    slug_of(&format!(
+        "{}-{}-{}",
+        group.workload, group.topology, group.load
+    ))
+}
+
+/// Letters, digits and hyphens that tell what a file is about.
+pub(super) fn slug_of(text: &str) -> String {
     let mut slug = String::new();
     for character in text.chars() {
         if character.is_ascii_alphanumeric() {
