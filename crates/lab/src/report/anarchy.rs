@@ -14,7 +14,7 @@ use plotters::style::text_anchor::HPos;
 use regime_anarchy::{Figures, Interval};
 
 use super::ReportError;
-use super::page::{document, inline_plots};
+use super::page::{document, figures};
 use super::paint::{
     Axis, BOTTOM, Key, LEFT, PALETTE, Plot, Unit, escape, grouped, plot, width, words, write_at,
 };
@@ -120,7 +120,7 @@ pub(super) fn page(measurement: &Measurement) -> Result<(String, Vec<Plot>), Rep
             escape(&pool.account())
         );
         table(&mut body, pool);
-        inline_plots(&mut body, number, &drawn);
+        figures(&mut body, &format!("g{number}"), &drawn);
         body.push_str("</section>\n");
         plots.extend(drawn);
     }

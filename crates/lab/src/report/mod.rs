@@ -14,6 +14,7 @@
 mod anarchy;
 mod detail;
 mod group;
+mod over_load;
 mod page;
 mod paint;
 mod plots;
@@ -67,8 +68,9 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
     for (index, group) in groups.iter().enumerate() {
         drawn.push(plots::draw(group, index + 1, groups.len())?);
     }
-    let page = page::page(results, &groups, &drawn);
-    let drawn: Vec<Plot> = drawn.into_iter().flatten().collect();
+    let over_load = over_load::draw(&groups)?;
+    let page = page::page(results, &groups, &drawn, &over_load);
+    let drawn: Vec<Plot> = drawn.into_iter().flatten().chain(over_load).collect();
     publish(dir, PAGE, page, &drawn, plots::is_ours)
 }
 

@@ -17,6 +17,7 @@ use regime_core::Regime;
 
 use super::detail::{PoolDetail, RunDetail, thin};
 use super::group::{COLOURS, Group, Row, ttft_p99};
+use super::over_load::OVER_LOAD;
 use super::paint::{
     Area, Axis, BOTTOM, Drawing, GREY, GRID, INK, Key, LEFT, PALETTE, Plot, RIGHT, Unit, plot,
     short, width, words, write_at,
@@ -77,6 +78,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         LOAD_PER_WORKER,
         CACHE_HITS,
         PARETO,
+        OVER_LOAD,
     ];
     numbered
         && plots
@@ -368,7 +370,10 @@ impl Sheet<'_> {
             .iter()
             .filter_map(|row| {
                 let ttft = row.median(ttft_p99)?;
-                Some((row, (ttft, row.median(|it| it.output_tokens_per_s)?)))
+                Some((
+                    row,
+                    (ttft, row.median(|it| it.metrics.output_tokens_per_s)?),
+                ))
             })
             .collect();
         if rows.is_empty() {
@@ -555,19 +560,19 @@ pub(super) fn shade(regime: Regime) -> RGBAColor {
     }
 }
 
-fn colour(row: &Row<'_>) -> RGBColor {
+pub(super) fn colour(row: &Row<'_>) -> RGBColor {
     row.colour
         .and_then(|at| PALETTE.get(at))
         .copied()
         .unwrap_or(GREY)
 }
 
-fn stroke(row: &Row<'_>) -> ShapeStyle {
+pub(super) fn stroke(row: &Row<'_>) -> ShapeStyle {
     colour(row).stroke_width(if row.colour.is_some() { 2 } else { 1 })
 }
 
 /// One key for each coloured policy, and one for all grey ones.
-fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
+pub(super) fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
     let mut keys = Vec::new();
     let mut grey = 0;
     for row in rows {
@@ -609,9 +614,15 @@ fn ends(values: &[f64], most: usize) -> impl Iterator<Item = f64> {
     (0..shown).filter_map(move |index| values.get(at(index)).copied())
 }
 
-/// Letters, digits and hyphens that tell what a file is about.
 fn slug(group: &Group<'_>) -> String {
-    let text = format!("{}-{}-{}", group.workload, group.topology, group.load);
+    slug_of(&format!(
+        "{}-{}-{}",
+        group.workload, group.topology, group.load
+    ))
+}
+
+/// Letters, digits and hyphens that tell what a file is about.
+pub(super) fn slug_of(text: &str) -> String {
     let mut slug = String::new();
     for character in text.chars() {
         if character.is_ascii_alphanumeric() {
