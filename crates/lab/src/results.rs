@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::anarchy::Anarchy;
 use crate::experiments::{Comparison, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
@@ -95,6 +96,12 @@ pub struct RunEntry {
     /// Measurements.
     #[serde(flatten)]
     pub metrics: Metrics,
+    /// Price of Anarchy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anarchy: Option<Anarchy>,
+    /// Why there is none: `not_watched`, or the name of a `NoEstimate` of `regime-anarchy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anarchy_unavailable: Option<String>,
     /// Wall-clock times: the only values that differ between two runs of the same inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall: Option<SelectionCost>,
@@ -119,6 +126,8 @@ impl RunEntry {
             seed: experiment.seed,
             settings: experiment.settings.clone(),
             metrics: run.metrics.clone(),
+            anarchy: run.anarchy.clone().ok(),
+            anarchy_unavailable: run.anarchy.as_ref().err().map(|why| (*why).to_owned()),
             wall: Some(run.selection),
             more: Map::new(),
         }
@@ -290,6 +299,16 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
     cells.push(("offered.concurrency".into(), concurrency));
     let reached = if run.load_not_reached { "true" } else { "" };
     cells.push(("load_not_reached".into(), reached.into()));
+    let anarchy = run.anarchy.as_ref().map(|it| it.ttft);
+    for (name, value) in [
+        ("slowdown", anarchy.map(|it| it.slowdown)),
+        ("policy_gap", anarchy.map(|it| it.policy_gap)),
+        ("temporal_gap", anarchy.map(|it| it.temporal_gap)),
+        ("overload", anarchy.map(|it| it.overload)),
+        ("poa_hat", anarchy.map(|it| it.poa_hat)),
+    ] {
+        cells.push((format!("anarchy.{name}"), number(value)));
+    }
     cells
 }
 
@@ -316,6 +335,8 @@ mod tests {
                 ttft_ms: Distribution::of(vec![0.1 + 0.2]),
                 ..Metrics::default()
             },
+            anarchy: None,
+            anarchy_unavailable: None,
             wall: None,
             more: Map::from_iter([("regimes".into(), json!({"below": 1}))]),
         }

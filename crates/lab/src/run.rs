@@ -16,6 +16,7 @@ use regime_policy::{Report, SystemClock};
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{Listing, RunRecord, SimulationSettings, simulate};
+use crate::anarchy::Anarchy;
 use crate::engines::Engine;
 use crate::metrics::{Metrics, Slo};
 use crate::policies::{Catalog, Policy, PolicyError};
@@ -178,6 +179,8 @@ pub struct Run {
     pub record: RunRecord,
     /// What the regime-aware policy believed at the end, when it was the policy.
     pub report: Option<Report>,
+    /// Price of Anarchy, or in a word why there is none.
+    pub anarchy: Result<Anarchy, &'static str>,
 }
 
 /// Wall-clock cost of the policy.
@@ -251,6 +254,8 @@ impl Experiment {
             },
         })?;
         let selections = simulated.selection.selections;
+        let watched = simulated.watched.ok_or("not_watched");
+        let anarchy = watched.and_then(|watched| Anarchy::of(&simulated.record, watched));
         Ok(Run {
             metrics: Metrics::of(&simulated.record, self.settings.slo),
             selection: SelectionCost {
@@ -262,6 +267,7 @@ impl Experiment {
             },
             record: simulated.record,
             report: simulated.report,
+            anarchy,
         })
     }
 }

@@ -10,12 +10,14 @@
 //! - *Cache hits over time*: share of prompt tokens that came from an engine's cache.
 //! - *Throughput against TTFT P99*: the front of what no other policy beats in both is joined.
 
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use regime_core::Regime;
 
 use super::detail::{PoolDetail, RunDetail, thin};
 use super::group::{COLOURS, Group, Row, ttft_p99};
+use super::over_load::OVER_LOAD;
 use super::paint::{
     Area, Axis, BOTTOM, Drawing, GREY, GRID, INK, Key, LEFT, PALETTE, Plot, RIGHT, Unit, plot,
     short, width, words, write_at,
@@ -76,6 +78,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         LOAD_PER_WORKER,
         CACHE_HITS,
         PARETO,
+        OVER_LOAD,
     ];
     numbered
         && plots
@@ -138,11 +141,7 @@ impl Sheet<'_> {
                 let mut seen = shaded.iter().flat_map(|pool| &pool.regimes);
                 seen.any(|since| since.regime == *regime)
             })
-            .map(|regime| Key {
-                name: format!("regime {regime}"),
-                colour: shade(regime),
-                patch: true,
-            })
+            .map(regime_key)
             .collect();
         let pool = match shaded.first() {
             Some(pool) => format!(
@@ -297,32 +296,8 @@ impl Sheet<'_> {
             &[],
             height,
             |area| {
-                let mut chart = ChartBuilder::on(area)
-                    .margin_top(8)
-                    .margin_right(RIGHT)
-                    .set_label_area_size(LabelAreaPosition::Left, left)
-                    .set_label_area_size(LabelAreaPosition::Bottom, BOTTOM)
-                    .build_cartesian_2d(x.clone(), 0.0..shown as f64)
-                    .map_err(words)?;
-                chart
-                    .configure_mesh()
-                    .disable_y_mesh()
-                    .disable_y_axis()
-                    .max_light_lines(0)
-                    .bold_line_style(GRID)
-                    .axis_style(INK)
-                    .x_labels(10)
-                    .x_label_formatter(&|value| x.label(*value))
-                    .x_desc("work of a worker relative to an even share")
-                    .label_style(("sans-serif", 14).into_font().color(&INK))
-                    .draw()
-                    .map_err(words)?;
-                chart
-                    .draw_series([PathElement::new(
-                        [(1.0, 0.0), (1.0, shown as f64)],
-                        INK.mix(0.6),
-                    )])
-                    .map_err(words)?;
+                let x = (&x, "work of a worker relative to an even share");
+                let mut chart = row_chart(area, x, shown, left)?;
                 for (at, ((row, _, loads), name)) in rows.iter().zip(&names).enumerate() {
                     let y = shown as f64 - at as f64 - 0.5;
                     let top = 8 + (ROW * at as u32) as i32 + 5;
@@ -395,7 +370,10 @@ impl Sheet<'_> {
             .iter()
             .filter_map(|row| {
                 let ttft = row.median(ttft_p99)?;
-                Some((row, (ttft, row.median(|it| it.output_tokens_per_s)?)))
+                Some((
+                    row,
+                    (ttft, row.median(|it| it.metrics.output_tokens_per_s)?),
+                ))
             })
             .collect();
         if rows.is_empty() {
@@ -465,17 +443,17 @@ impl Sheet<'_> {
     }
 }
 
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 
 /// Two axes with their names.
-struct Frame<'a> {
-    x: (Axis, &'a str),
-    y: (Axis, &'a str),
-    top: u32,
+pub(super) struct Frame<'a> {
+    pub(super) x: (Axis, &'a str),
+    pub(super) y: (Axis, &'a str),
+    pub(super) top: u32,
 }
 
 impl Frame<'_> {
-    fn chart<'a, 'b>(&self, area: &'a Area<'b>, bottom: u32) -> Drawing<Chart<'a, 'b>> {
+    pub(super) fn chart<'a, 'b>(&self, area: &'a Area<'b>, bottom: u32) -> Drawing<Chart<'a, 'b>> {
         ChartBuilder::on(area)
             .margin_top(self.top)
             .margin_right(RIGHT)
@@ -485,7 +463,7 @@ impl Frame<'_> {
             .map_err(words)
     }
 
-    fn mesh(&self, chart: &mut Chart<'_, '_>) -> Drawing<()> {
+    pub(super) fn mesh(&self, chart: &mut Chart<'_, '_>) -> Drawing<()> {
         chart
             .configure_mesh()
             .max_light_lines(0)
@@ -501,6 +479,38 @@ impl Frame<'_> {
             .draw()
             .map_err(words)
     }
+}
+
+/// So many rows, with a line at 1 of the horizontal axis; their names go into the `left` px.
+pub(super) fn row_chart<'a, 'b>(
+    area: &'a Area<'b>,
+    (x, name): (&Axis, &str),
+    rows: usize,
+    left: u32,
+) -> Drawing<ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, RangedCoordf64>>> {
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(8)
+        .margin_right(RIGHT)
+        .set_label_area_size(LabelAreaPosition::Left, left)
+        .set_label_area_size(LabelAreaPosition::Bottom, BOTTOM)
+        .build_cartesian_2d(x.clone(), 0.0..rows as f64)
+        .map_err(words)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .max_light_lines(0)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .x_labels(10)
+        .x_label_formatter(&|value| x.label(*value))
+        .x_desc(name)
+        .label_style(("sans-serif", 14).into_font().color(&INK))
+        .draw()
+        .map_err(words)?;
+    let line = PathElement::new([(1.0, 0.0), (1.0, rows as f64)], INK.mix(0.6));
+    chart.draw_series([line]).map_err(words)?;
+    Ok(chart)
 }
 
 /// A name beside a point, unless it would cover another.
@@ -533,7 +543,15 @@ fn shading(detail: &RunDetail) -> Option<&PoolDetail> {
     detail.pools.iter().find(|pool| !pool.regimes.is_empty())
 }
 
-fn shade(regime: Regime) -> RGBAColor {
+pub(super) fn regime_key(regime: Regime) -> Key {
+    Key {
+        name: format!("regime {regime}"),
+        colour: shade(regime),
+        patch: true,
+    }
+}
+
+pub(super) fn shade(regime: Regime) -> RGBAColor {
     match regime {
         Regime::Unknown => GREY.mix(0.15),
         Regime::Below => RGBColor(0x56, 0xb4, 0xe9).mix(0.18),
@@ -542,19 +560,19 @@ fn shade(regime: Regime) -> RGBAColor {
     }
 }
 
-fn colour(row: &Row<'_>) -> RGBColor {
+pub(super) fn colour(row: &Row<'_>) -> RGBColor {
     row.colour
         .and_then(|at| PALETTE.get(at))
         .copied()
         .unwrap_or(GREY)
 }
 
-fn stroke(row: &Row<'_>) -> ShapeStyle {
+pub(super) fn stroke(row: &Row<'_>) -> ShapeStyle {
     colour(row).stroke_width(if row.colour.is_some() { 2 } else { 1 })
 }
 
 /// One key for each coloured policy, and one for all grey ones.
-fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
+pub(super) fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
     let mut keys = Vec::new();
     let mut grey = 0;
     for row in rows {
@@ -596,9 +614,15 @@ fn ends(values: &[f64], most: usize) -> impl Iterator<Item = f64> {
     (0..shown).filter_map(move |index| values.get(at(index)).copied())
 }
 
-/// Letters, digits and hyphens that tell what a file is about.
 fn slug(group: &Group<'_>) -> String {
-    let text = format!("{}-{}-{}", group.workload, group.topology, group.load);
+    slug_of(&format!(
+        "{}-{}-{}",
+        group.workload, group.topology, group.load
+    ))
+}
+
+/// Letters, digits and hyphens that tell what a file is about.
+pub(super) fn slug_of(text: &str) -> String {
     let mut slug = String::new();
     for character in text.chars() {
         if character.is_ascii_alphanumeric() {

@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The Price of Anarchy of a run, split into choice, aftermath and overload, for every policy alike.
+//!
+//! The yardstick is the calibrated forecast of the regime-aware policy, which looks on in every run
+//! whatever policy chooses. What became of a request the lab knows by its number, so decisions and outcomes
+//! are joined exactly. A live frontend has to join them by worker and prompt length; that way runs along,
+//! and the share of its joins that are right is told.
+//!
+//! Measured is the pool that prefills: the aggregated one, or the prefill pool. What a decode worker takes
+//! is not forecast. In a prefill pool the latency is still that of the user, so that the transfer and the
+//! wait for a decode seat are aftermath.
+//!
+//! Affinity may look worse than it is: a worker that is a little slower now may be chosen since it, or the
+//! prefix that it gets, will be worth more later, and no forecast of a request knows of others to come.
+
+use std::collections::BTreeMap;
+
+use dynamo_kv_router::WorkerType;
+use rand::SeedableRng;
+use rand_pcg::Pcg64Mcg;
+use regime_anarchy::{
+    Choice, CollectorConfig, CollectorError, Estimate, Estimator, Figures, NoEstimate,
+    WindowCollector, summarise, total,
+};
+use regime_core::{Millis, Regime};
+use regime_policy::JoinedChoice;
+use serde::{Deserialize, Serialize};
+
+use crate::adapter::{Ending, RequestRecord, RunRecord, Seen, Watched};
+use crate::metrics::ratio;
+
+/// Most stretches of time that a run is cut into.
+pub const STRETCHES: usize = 24;
+/// Choices that the collector holds before windows are cut.
+const BATCH: usize = 10_000;
+/// Two latencies are the same that differ by rounding to µs, ms.
+const ROUNDING_MS: f64 = 0.01;
+
+/// The Price of Anarchy of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Anarchy {
+    /// By time from the decision to the first token.
+    #[serde(flatten)]
+    pub ttft: Figures,
+    /// Role of the pool.
+    pub pool: String,
+    /// Share of its decisions that are measured: whose requests answered, and that are not too many.
+    pub measured_share: f64,
+    /// By time from the decision to the last token, of an aggregated pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub e2e: Option<Figures>,
+    /// Share of the decisions that met a request when joined as a live frontend does; of an aggregated pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_share: Option<f64>,
+    /// Share of these that met their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_right: Option<f64>,
+    /// By the regime of the pool at the first decision of a window, as the yardstick sees it.
+    #[serde(default)]
+    pub by_regime: BTreeMap<String, Gaps>,
+    /// By time, oldest first; at most [`STRETCHES`].
+    #[serde(default)]
+    pub over_time: Vec<Stretch>,
+}
+
+/// The ratios of some windows, by TTFT.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Gaps {
+    /// Requests.
+    pub n: usize,
+    /// Actual over alone.
+    pub slowdown: f64,
+    /// Predicted over optimum.
+    pub policy_gap: f64,
+    /// Actual over predicted.
+    pub temporal_gap: f64,
+    /// Optimum over alone.
+    pub overload: f64,
+}
+
+/// A stretch of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Stretch {
+    /// Its end, ms.
+    pub end_ms: f64,
+    /// Of the windows whose last decision lies in it.
+    #[serde(flatten)]
+    pub gaps: Gaps,
+}
+
+/// A decision whose request answered.
+struct Answered {
+    choice: Choice,
+    regime: Regime,
+    residence: Millis,
+    e2e: Option<Millis>,
+}
+
+/// One window.
+struct Window {
+    end_ms: f64,
+    regime: Regime,
+    ttft: Result<Estimate, NoEstimate>,
+    /// Absent where a request was not served to its end.
+    e2e: Option<Result<Estimate, NoEstimate>>,
+}
+
+impl Anarchy {
+    /// Of a run that was watched.
+    ///
+    /// # Errors
+    /// Why there is none, in a word; see [`NoEstimate::name`].
+    pub(crate) fn of(record: &RunRecord, watched: Watched) -> Result<Self, &'static str> {
+        let Watched {
+            role,
+            decisions,
+            seen,
+            joined,
+            unjoined,
+        } = watched;
+        let joined_right = joins(&joined, &seen, record);
+        let answered: Vec<_> = seen
+            .into_iter()
+            .filter_map(|seen| answered(seen, record))
+            .collect();
+        let measured = answered.len();
+        let windows = windows(answered).map_err(|_| NoEstimate::NoRequests.name())?;
+        let figures = |estimates: &mut dyn Iterator<Item = &Result<Estimate, NoEstimate>>| {
+            summarise(estimates, &mut Pcg64Mcg::seed_from_u64(0)).figures()
+        };
+        let mut ended = windows.iter().filter_map(|window| window.e2e.as_ref());
+        let e2e = figures(&mut ended).ok();
+        let met = joined.len() as f64;
+        Ok(Self {
+            ttft: figures(&mut windows.iter().map(|window| &window.ttft))?,
+            pool: role.as_str().to_owned(),
+            measured_share: measured as f64 / decisions.max(1) as f64,
+            e2e: e2e.filter(|_| role == WorkerType::Aggregated),
+            joined_share: ratio(met, met + unjoined as f64),
+            joined_right,
+            by_regime: by_regime(&windows),
+            over_time: over_time(&windows, record.end_ms),
+        })
+    }
+}
+
+/// The decision with the latencies of its request; nothing when that got no token.
+fn answered(seen: Seen, record: &RunRecord) -> Option<Answered> {
+    let request = record.requests.get(seen.request)?;
+    let (ttft, e2e) = latencies(&seen, request);
+    Some(Answered {
+        choice: Choice {
+            decided_at: seen.at,
+            chosen: seen.chosen,
+            candidates: seen.candidates,
+            actual: ttft?,
+        },
+        regime: seen.regime,
+        residence: seen.residence,
+        e2e,
+    })
+}
+
+/// From the decision to the first and to the last token.
+fn latencies(seen: &Seen, request: &RequestRecord) -> (Option<Millis>, Option<Millis>) {
+    let since =
+        |at_ms: f64| Millis::new(at_ms - seen.at.as_micros() as f64 / 1e3).max(Millis::ZERO);
+    let served = request.ending == Ending::Completed;
+    let last = request.last_token_ms.filter(|_| served);
+    (request.first_token_ms.map(since), last.map(since))
+}
+
+/// Share of the live joins that gave a decision the latencies of its own request.
+fn joins(joined: &[JoinedChoice], seen: &[Seen], record: &RunRecord) -> Option<f64> {
+    let same = |a: Option<Millis>, b: Option<Millis>| match (a, b) {
+        (Some(a), Some(b)) => (a - b).get().abs() < ROUNDING_MS,
+        (None, None) => true,
+        _ => false,
+    };
+    let right = joined.iter().filter_map(|choice| {
+        let seen = seen.get(usize::try_from(choice.number).ok()?)?;
+        let (ttft, e2e) = latencies(seen, record.requests.get(seen.request)?);
+        Some(seen.at == choice.at && same(ttft, choice.ttft) && same(e2e, choice.e2e))
+    });
+    let right: Vec<_> = right.collect();
+    ratio(
+        right.iter().filter(|right| **right).count() as f64,
+        right.len() as f64,
+    )
+}
+
+/// Windows of consecutive decisions, which `answered` is in the order of.
+fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
+    let mut collector = WindowCollector::new(CollectorConfig::default())?;
+    let mut cut = Vec::new();
+    let mut facts = Vec::with_capacity(answered.len());
+    for (index, answered) in answered.into_iter().enumerate() {
+        let at = answered.choice.decided_at;
+        facts.push((answered.regime, answered.residence, answered.e2e));
+        // Neither late nor too many: in order, and cut every now and then.
+        let _ = collector.push(answered.choice);
+        if index % BATCH == BATCH - 1 {
+            cut.extend(collector.close(at));
+        }
+    }
+    cut.extend(collector.finish());
+    let mut facts = facts.as_slice();
+    let mut windows = Vec::with_capacity(cut.len());
+    for window in cut {
+        let (own, rest) = facts.split_at(window.len());
+        facts = rest;
+        let (Some(last), Some((regime, ..))) = (window.last(), own.first()) else {
+            continue;
+        };
+        let ttft = Estimator::default().estimate(&window);
+        let residence = own.iter().map(|(_, residence, _)| *residence).sum();
+        let e2e: Option<Millis> = own.iter().map(|(_, _, e2e)| *e2e).sum();
+        windows.push(Window {
+            end_ms: last.decided_at.as_micros() as f64 / 1e3,
+            regime: *regime,
+            e2e: e2e.map(|e2e| ttft?.end_to_end(e2e, residence)),
+            ttft,
+        });
+    }
+    Ok(windows)
+}
+
+fn by_regime(windows: &[Window]) -> BTreeMap<String, Gaps> {
+    let gaps = |regime: Regime| {
+        let own = windows.iter().filter(move |window| window.regime == regime);
+        Some((regime.as_str().to_owned(), gaps(own)?))
+    };
+    Regime::ALL.into_iter().filter_map(gaps).collect()
+}
+
+fn over_time(windows: &[Window], end_ms: f64) -> Vec<Stretch> {
+    let length_ms = end_ms / STRETCHES as f64;
+    let stretch = |index: usize| {
+        let end_ms = length_ms * (index + 1) as f64;
+        let own = windows.iter().filter(|window| {
+            let at = (window.end_ms / length_ms) as usize;
+            at.min(STRETCHES - 1) == index
+        });
+        Some(Stretch {
+            end_ms,
+            gaps: gaps(own)?,
+        })
+    };
+    (0..STRETCHES).filter_map(stretch).collect()
+}
+
+fn gaps<'a>(windows: impl Iterator<Item = &'a Window>) -> Option<Gaps> {
+    let total = total(windows.filter_map(|window| window.ttft.as_ref().ok()))?;
+    Some(Gaps {
+        n: total.requests,
+        slowdown: total.gap.slowdown,
+        policy_gap: total.gap.policy,
+        temporal_gap: total.gap.temporal,
+        overload: total.gap.overload,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regime_anarchy::Candidate;
+    use regime_core::{Timestamp, Tokens, WorkerKey};
+
+    const W: WorkerKey = WorkerKey::new(0, 0);
+
+    /// Arrives and is placed at once; 20 ms were forecast.
+    fn seen(request: usize, at_ms: u64) -> Seen {
+        Seen {
+            request,
+            at: Timestamp::from_millis(at_ms),
+            chosen: W,
+            regime: Regime::Below,
+            candidates: vec![Candidate {
+                worker: W,
+                wait: Millis::ZERO,
+                own: Millis::new(20.0),
+            }],
+            residence: Millis::new(100.0),
+        }
+    }
+
+    fn request(arrival_ms: f64, ttft_ms: Option<f64>, ending: Ending) -> RequestRecord {
+        RequestRecord {
+            session: 0,
+            turn: 0,
+            arrival_ms,
+            prompt_tokens: 100,
+            reused_tokens: None,
+            prefill_worker: Some(0),
+            decode_worker: Some(0),
+            first_token_ms: ttft_ms.map(|ttft| arrival_ms + ttft),
+            last_token_ms: ttft_ms.map(|ttft| arrival_ms + ttft + 200.0),
+            tokens: 2,
+            ending,
+        }
+    }
+
+    fn record(requests: Vec<RequestRecord>) -> RunRecord {
+        RunRecord {
+            requests,
+            token_gaps_ms: Vec::new(),
+            decisions: Vec::new(),
+            pools: Vec::new(),
+            end_ms: 10_000.0,
+        }
+    }
+
+    fn watched(seen: Vec<Seen>, joined: Vec<JoinedChoice>) -> Watched {
+        Watched {
+            role: WorkerType::Aggregated,
+            decisions: seen.len(),
+            seen,
+            joined,
+            unjoined: 0,
+        }
+    }
+
+    fn joined(number: u64, at_ms: u64, ttft_ms: f64) -> JoinedChoice {
+        JoinedChoice {
+            number,
+            at: Timestamp::from_millis(at_ms),
+            prompt_tokens: Tokens(100),
+            regime: Regime::Below,
+            chosen: W,
+            candidates: Vec::new(),
+            residence: Millis::ZERO,
+            ttft: Some(Millis::new(ttft_ms)),
+            e2e: Some(Millis::new(ttft_ms + 200.0)),
+        }
+    }
+
+    #[test]
+    fn latencies_run_from_the_decision_and_requests_without_a_token_are_left_out() {
+        let requests = vec![
+            request(0.0, Some(30.0), Ending::Completed),
+            request(1_000.0, Some(50.0), Ending::Completed),
+            request(2_000.0, None, Ending::Unfinished),
+        ];
+        // The second waited 10 ms in the router.
+        let seen = vec![seen(0, 0), seen(1, 1_010), seen(2, 2_000)];
+        let anarchy = Anarchy::of(&record(requests), watched(seen, Vec::new())).unwrap();
+        // 30 and 40 against 20 and 20; end to end 230 and 240 against 120 and 120.
+        assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (2, 70.0 / 40.0));
+        assert_eq!(anarchy.e2e.unwrap().slowdown, 470.0 / 240.0);
+        assert_eq!(anarchy.measured_share, 2.0 / 3.0);
+        assert_eq!(anarchy.by_regime["below"].n, 2);
+    }
+
+    #[test]
+    fn a_window_in_which_a_request_was_cut_off_is_not_measured_end_to_end() {
+        let requests = vec![
+            request(0.0, Some(30.0), Ending::Unfinished),
+            request(1_000.0, Some(50.0), Ending::Completed),
+        ];
+        let watched = watched(vec![seen(0, 0), seen(1, 1_000)], Vec::new());
+        let anarchy = Anarchy::of(&record(requests), watched).unwrap();
+        assert_eq!((anarchy.ttft.windows, anarchy.e2e.unwrap().windows), (2, 1));
+    }
+
+    #[test]
+    fn a_decision_that_met_the_request_of_another_is_joined_wrong() {
+        let requests = [30.0, 50.0].map(|ttft| request(0.0, Some(ttft), Ending::Completed));
+        let swapped = vec![joined(0, 0, 50.0), joined(1, 0, 30.0)];
+        let right = vec![joined(0, 0, 30.0), joined(1, 0, 50.0)];
+        for (joined, share) in [(swapped, 0.0), (right, 1.0)] {
+            let watched = watched(vec![seen(0, 0), seen(1, 0)], joined);
+            let anarchy = Anarchy::of(&record(requests.to_vec()), watched).unwrap();
+            assert_eq!(anarchy.joined_right, Some(share));
+        }
+    }
+
+    #[test]
+    fn a_run_that_answered_nothing_has_a_reason_and_no_number() {
+        let requests = vec![request(0.0, None, Ending::Rejected)];
+        let none = Anarchy::of(&record(requests), watched(vec![seen(0, 0)], Vec::new()));
+        assert_eq!(none, Err("no_requests"));
+    }
+}
