@@ -28,7 +28,7 @@
 //! the other latencies are our own estimates of a request's set-up.
 
 use regime_core::Millis;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 /// Where a KV block can lie, from the nearest to the farthest.
@@ -64,15 +64,13 @@ impl Tier {
 }
 
 /// Speed and size of one lower tier, as one worker sees it: all its GPUs together.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TierSpeed {
     /// Time from a request for blocks to their first byte, ms. Paid once per request.
     pub latency_ms: f64,
     /// Bandwidth towards the device, GB/s (10⁹ bytes).
     pub bandwidth_gb_s: f64,
     /// Size, GB. Absent: not known, or without bound. Placement plans use it, the score does not.
-    #[serde(default)]
     pub capacity_gb: Option<f64>,
 }
 
@@ -152,6 +150,40 @@ impl KvShape {
     }
 }
 
+/// A tier of which a file names a part; the rest is that of a preset.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    latency_ms: Option<f64>,
+    bandwidth_gb_s: Option<f64>,
+    capacity_gb: Option<f64>,
+}
+
+/// Read a tier over `preset`; `null` is no tier.
+fn read<'de, D: Deserializer<'de>>(
+    preset: TierSpeed,
+    deserializer: D,
+) -> Result<Option<TierSpeed>, D::Error> {
+    let written = Option::<Written>::deserialize(deserializer)?;
+    Ok(written.map(|written| TierSpeed {
+        latency_ms: written.latency_ms.unwrap_or(preset.latency_ms),
+        bandwidth_gb_s: written.bandwidth_gb_s.unwrap_or(preset.bandwidth_gb_s),
+        capacity_gb: written.capacity_gb,
+    }))
+}
+
+fn host<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TierSpeed>, D::Error> {
+    read(TierSpeed::PCIE5_X16, deserializer)
+}
+
+fn disk<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TierSpeed>, D::Error> {
+    read(TierSpeed::NVME_GEN4, deserializer)
+}
+
+fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TierSpeed>, D::Error> {
+    read(TierSpeed::NETWORK_100G, deserializer)
+}
+
 /// The ladder as an operator writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -162,10 +194,13 @@ pub struct LadderConfig {
     /// Size of device memory for KV blocks, GB. Placement plans use it, the score does not.
     pub device_capacity_gb: Option<f64>,
     /// Host memory; absent: blocks there are worth nothing.
+    #[serde(deserialize_with = "host")]
     pub host: Option<TierSpeed>,
     /// Local SSD; absent: blocks there are worth nothing.
+    #[serde(deserialize_with = "disk")]
     pub disk: Option<TierSpeed>,
     /// Shared store; absent: blocks there are worth nothing.
+    #[serde(deserialize_with = "shared")]
     pub shared: Option<TierSpeed>,
 }
 
@@ -461,14 +496,16 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_is_given_whole_or_not_at_all() {
-        let parsed: LadderConfig = serde_json::from_str(
-            r#"{"disk": null, "host": {"latency_ms": 0.2, "bandwidth_gb_s": 20}}"#,
-        )
-        .unwrap();
-        assert_eq!(parsed.disk, None);
-        assert_eq!(parsed.host, Some(TierSpeed::new(0.2, 20.0)));
-        for bad in [r#"{"host": {"latency_ms": 0.2}}"#, r#"{"dsik": null}"#] {
+    fn what_a_file_leaves_out_is_that_of_the_preset_and_null_is_no_tier() {
+        let parsed: LadderConfig =
+            serde_json::from_str(r#"{"disk": null, "host": {"bandwidth_gb_s": 20}}"#).unwrap();
+        let expected = LadderConfig {
+            host: Some(TierSpeed::new(TierSpeed::PCIE5_X16.latency_ms, 20.0)),
+            disk: None,
+            ..LadderConfig::default()
+        };
+        assert_eq!(parsed, expected);
+        for bad in [r#"{"host": {"latency": 0.2}}"#, r#"{"dsik": null}"#] {
             assert!(serde_json::from_str::<LadderConfig>(bad).is_err(), "{bad}");
         }
     }

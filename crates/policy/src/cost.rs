@@ -15,6 +15,7 @@ pub(crate) use paper::paper;
 
 use rand::Rng;
 use regime_core::{Blocks, Millis, Tokens, WorkerKey};
+use regime_kv::Fetch;
 
 /// What the request asks of every candidate alike.
 #[derive(Debug, Clone, Copy)]
@@ -46,8 +47,11 @@ pub(crate) struct Candidate {
     pub(crate) load_known: bool,
     /// Time until its prefill work should have ended, as far as it was placed here.
     pub(crate) remaining: Option<Millis>,
-    /// Cached prefix, weighted by tier.
+    /// Cached prefix that need not be computed: weighted by tier, or whole where time is the measure.
     pub(crate) credit: Blocks,
+    /// What it takes to bring the part of it that is not in device memory. Nothing where tiers are
+    /// weighted.
+    pub(crate) fetch: Fetch,
     /// Relative slowness s_j; 1 is the pool's typical worker.
     pub(crate) slowness: f64,
     /// Added because the worker keeps failing.
@@ -73,6 +77,16 @@ pub(crate) struct Cost {
 impl Candidate {
     fn uncached_tokens(&self, request: &RequestFacts) -> f64 {
         regime_kv::uncached_tokens(request.prompt, request.block_size, self.credit)
+    }
+
+    /// Believe that the worker holds at least the first `blocks` in device memory, where a block saves
+    /// `block_value`.
+    pub(crate) fn believe(&mut self, blocks: Blocks, block_value: Millis) {
+        let price = self.fetch.time.ratio(block_value).unwrap_or(0.0);
+        if blocks.get() > self.credit.get() - price {
+            self.credit = blocks;
+            self.fetch = Fetch::default();
+        }
     }
 }
 
@@ -125,6 +139,7 @@ pub(crate) mod fixtures {
             load_known: true,
             remaining: None,
             credit: Blocks::ZERO,
+            fetch: Fetch::default(),
             slowness: 1.0,
             penalty: Millis::ZERO,
             taint: 1.0,
@@ -206,6 +221,24 @@ mod tests {
             for (a, b) in forward.iter().zip(&backward) {
                 assert_eq!((a.worker, a.load), (b.worker, b.load));
             }
+        }
+    }
+
+    #[test]
+    fn a_believed_prefix_replaces_a_credit_that_is_worth_less() {
+        // Ten blocks less 6 ms at 2 ms a block are worth seven.
+        let row = Candidate {
+            credit: Blocks::new(10.0),
+            fetch: Fetch {
+                time: Millis::new(6.0),
+                ..Fetch::default()
+            },
+            ..candidate(1)
+        };
+        for (blocks, credit, fetch) in [(6.9, 10.0, 6.0), (7.1, 7.1, 0.0), (12.0, 12.0, 0.0)] {
+            let mut row = row;
+            row.believe(Blocks::new(blocks), Millis::new(2.0));
+            assert_eq!((row.credit.get(), row.fetch.time.get()), (credit, fetch));
         }
     }
 

@@ -49,7 +49,7 @@ pub use late_binding::{LateBinding, LateBindingError};
 pub use metrics::{MetricDoc, metrics_documentation};
 pub use parameters::{
     Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError, Parameters,
-    RegimeTiming, SessionAffinity, Signals, Window,
+    RegimeTiming, Section, SessionAffinity, Signals, TierValue, Window,
 };
 pub use registration::{
     CLASSIFIER_TYPE, Handle, Options, POLICY_TYPE, ScoreProbe, TtftDelta, classifier_parameters,
