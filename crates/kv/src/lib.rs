@@ -9,6 +9,7 @@
 
 mod credit;
 mod ladder;
+mod placement;
 mod time_value;
 mod transfers;
 
@@ -16,5 +17,9 @@ pub use credit::{
     CacheView, Overlap, Prefix, TierCredit, TierWeights, WeightError, uncached_tokens,
 };
 pub use ladder::{KvShape, Ladder, LadderConfig, LadderError, Tier, TierSpeed};
+pub use placement::{
+    Advice, Advisor, Anarchy, BlockUse, Placement, PlacementAdvisor, Plan, ReplicationError,
+    ReplicationGame, Rule, RuleConfig, RuleError, SlotPrices, plan,
+};
 pub use time_value::{Fetch, TimedCredit};
 pub use transfers::Transfers;
