@@ -8,6 +8,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod credit;
+#[cfg(feature = "kvbm")]
+pub mod kvbm;
 mod ladder;
 mod placement;
 mod time_value;

@@ -40,7 +40,8 @@ pub fn plan(
     access: [Millis; Tier::ALL.len()],
     without: Millis,
 ) -> Plan {
-    let expected = |block: usize| accesses[block].max(0.0).min(Millis::LIMIT);
+    // `Millis` makes a NaN zero and keeps products finite.
+    let expected = |block: usize| Millis::new(accesses[block]).max(Millis::ZERO).get();
     let mut order: Vec<usize> = (0..accesses.len()).collect();
     order.sort_by(|&a, &b| expected(b).total_cmp(&expected(a)).then(a.cmp(&b)));
     let saved = access.map(|access| (without - access).max(Millis::ZERO));

@@ -195,8 +195,9 @@ impl Rule {
     /// Accesses to be expected.
     fn expected(&self, block: &BlockUse) -> f64 {
         let idle = block.idle.max(Millis::ZERO).get();
-        // Zero for NaN, too.
-        block.accesses.max(0.0).min(Millis::LIMIT) * (-idle / self.config.half_life_ms).exp2()
+        // `Millis` makes a NaN zero and keeps the product finite.
+        Millis::new(block.accesses).max(Millis::ZERO).get()
+            * (-idle / self.config.half_life_ms).exp2()
     }
 
     /// Time that an access takes without the block.
