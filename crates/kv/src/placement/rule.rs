@@ -361,6 +361,31 @@ mod tests {
     }
 
     #[test]
+    fn the_presets_give_the_figures_of_the_guide() {
+        // `docs/kvbm.md`: least accesses at which a run of 512 tokens is worth a copy, of 15 at most.
+        let ladder = Ladder::new(LadderConfig {
+            shared: Some(TierSpeed::OBJECT_STORE_100G),
+            ..LadderConfig::default()
+        })
+        .unwrap();
+        let rule = Rule::new(ladder, RuleConfig::default()).unwrap();
+        let least = |from, to, regime| {
+            (1..=15).find(|accesses| {
+                let block = BlockUse {
+                    tokens: 512,
+                    ..block(from, f64::from(*accesses))
+                };
+                rule.gain(&block, to, &FREE, regime) > Millis::ZERO
+            })
+        };
+        assert_eq!(least(Tier::Device, Tier::Host, Regime::Below), Some(1));
+        assert_eq!(least(Tier::Host, Tier::Disk, Regime::Below), Some(6));
+        assert_eq!(least(Tier::Host, Tier::Disk, Regime::Saturated), Some(1));
+        assert_eq!(least(Tier::Host, Tier::Shared, Regime::Transition), None);
+        assert_eq!(least(Tier::Host, Tier::Shared, Regime::Saturated), Some(3));
+    }
+
+    #[test]
     fn counts_that_are_no_number_are_none() {
         for accesses in [f64::NAN, -3.0] {
             let slots = full_to(Tier::Device);
