@@ -193,7 +193,7 @@ mod tests {
         let mut costs = Vec::new();
         calibrated(&prompt_of(10), &PRICES, &rows, &mut costs);
         assert!((costs[1].total - costs[0].total - 7.0).abs() < 1e-9);
-        assert!((costs[1].alone - costs[0].alone).get() - 7.0 < 1e-9);
+        assert!(((costs[1].alone - costs[0].alone).get() - 7.0).abs() < 1e-9);
     }
 
     #[test]
