@@ -325,7 +325,7 @@ mod tests {
     fn tiers_can_be_swept_by_weight_or_by_time() {
         for given in [
             ["tier_value=weights", "tier_weights.host=0,0.75"],
-            ["tier_value=time", "tiers.host.bandwidth_gb_s=2,63"],
+            ["tier_value=time", "tiers.host.bandwidth_gb_s=20,63"],
             ["tier_value=time,weights", "calibrated.omega_scale=0.1,4"],
         ] {
             let policies = grid("regime-aware", &axes(&given), &Catalog::default());
