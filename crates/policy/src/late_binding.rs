@@ -112,10 +112,7 @@ impl LateBinding {
             ),
             (
                 "policy_classes",
-                Value::Sequence(vec![
-                    class(SHORT, SHORT_QUANTUM),
-                    class(LONG, LONG_QUANTUM),
-                ]),
+                Value::Sequence(vec![class(SHORT, SHORT_QUANTUM), class(LONG, LONG_QUANTUM)]),
             ),
         ]))
     }

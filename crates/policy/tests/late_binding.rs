@@ -124,10 +124,7 @@ fn long_requests_get_three_quarters_of_what_is_released() {
     queue.push(8_000, "target");
     // 32,000 tokens of its class up to and with it, a third as many of the others, and a few quanta.
     let released = queue.released_with_target(&[500]);
-    assert!(
-        (42_000..=42_667 + QUANTA).contains(&released),
-        "{released}"
-    );
+    assert!((42_000..=42_667 + QUANTA).contains(&released), "{released}");
 }
 
 #[test]
