@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn nothing_waits_in_the_router_for_a_file_or_another_router_that_asks_for_no_queue() {
-        let file = resolved(Some("{}"), None, &TuningArgs::default()).unwrap();
+        let file = resolved(Some("router: {}"), None, &TuningArgs::default()).unwrap();
         assert!(file.queue.is_empty());
         let policy = PolicyArgs {
             router: Some(Router::Default),
