@@ -11,7 +11,7 @@
 //! | [`cli`] | the command line: subcommands, environment, one-line errors |
 //! | [`router`] | which policy routes: `--router`, the policy file, Dynamo's settings |
 //! | [`mock`] | mock engine workers, in this process or as one process each |
-//! | [`metrics`], [`ttft_feed`], [`measure`], [`routes`] | what the router tells, and what it is told |
+//! | [`metrics`], [`ttft_feed`], [`routes`] | what the router tells, and what it is told |
 //! | [`lifecycle`] | signals, drain, exit |
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -23,7 +23,6 @@ pub mod discovery;
 pub mod environment;
 pub mod lifecycle;
 pub mod link;
-pub mod measure;
 pub mod metrics;
 pub mod mock;
 pub mod output;

@@ -219,7 +219,7 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
         windows.push(Window {
             end_ms: last.decided_at.as_micros() as f64 / 1e3,
             regime: *regime,
-            e2e: e2e.map(|e2e| ttft.clone()?.end_to_end(e2e, residence)),
+            e2e: e2e.map(|e2e| ttft?.end_to_end(e2e, residence)),
             ttft,
         });
     }

@@ -28,7 +28,7 @@ use crate::environment::Changes;
 use crate::link::{Extensions, link};
 use crate::mock::{Fleet, Topology};
 use crate::router::Resolved;
-use crate::{environment, lifecycle, measure, metrics, routes, startup, ttft_feed};
+use crate::{environment, lifecycle, metrics, routes, startup, ttft_feed};
 
 /// Serve until a signal.
 ///
@@ -159,7 +159,6 @@ impl Plan {
                 self.url(),
                 context.clone(),
             )),
-            tokio::spawn(measure::run(handle.clone())),
             tokio::spawn(ttft_feed::run(handle, context)),
         ];
         let frontend = HttpFrontend::default()
