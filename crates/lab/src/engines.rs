@@ -43,10 +43,17 @@ use crate::timing::{TableError, TimingTable};
 use crate::workload::LONGEST_MS;
 
 /// Built-in engines: name, YAML, and the table that it names.
-const PRESETS: [(&str, &str, Option<&str>); 4] = [
+const PRESETS: [(&str, &str, Option<&str>); 5] = [
     (
         "b200-70b",
         include_str!("../../../configs/engines/b200-70b.yaml"),
+        Some(include_str!(
+            "../../../configs/engines/b200-llama-3.1-70b-fp8-tp4.csv"
+        )),
+    ),
+    (
+        "b200-70b-narrow",
+        include_str!("../../../configs/engines/b200-70b-narrow.yaml"),
         Some(include_str!(
             "../../../configs/engines/b200-llama-3.1-70b-fp8-tp4.csv"
         )),
@@ -388,7 +395,7 @@ mod tests {
     #[test]
     fn every_preset_loads_and_is_described() {
         let names: Vec<_> = Engine::presets().iter().map(|preset| preset.name).collect();
-        assert_eq!(names, ["b200-70b", "h200-70b", "polynomial", "fixed"]);
+        assert_eq!(names, ["b200-70b", "b200-70b-narrow", "h200-70b", "polynomial", "fixed"]);
         assert!(
             Engine::presets()
                 .iter()
@@ -412,7 +419,7 @@ mod tests {
     fn an_unknown_engine_is_refused_with_the_names() {
         let error = Engine::load("b300").err().unwrap().to_string();
         assert!(
-            error.contains("\"b300\"") && error.contains("b200-70b, h200-70b, polynomial, fixed")
+            error.contains("\"b300\"") && error.contains("b200-70b, b200-70b-narrow, h200-70b, polynomial, fixed")
         );
     }
 

@@ -149,7 +149,9 @@ impl Cell {
     /// # Errors
     /// With the first number that is outside its range.
     pub fn check(&self, offered: OfferedLoad) -> Result<(), TrialError> {
-        self.settings.check(self.topology).map_err(Arc::new)?;
+        self.settings
+            .check(self.topology, self.requests)
+            .map_err(Arc::new)?;
         self.source
             .check(&self.scale(offered, 0))
             .map_err(Arc::new)?;

@@ -38,11 +38,13 @@ pub enum Generator {
     Paper,
     /// The paper's with four output lengths.
     PaperMixed,
+    /// The paper's with four prompt lengths.
+    PaperPrompts,
 }
 
 impl Generator {
     /// Every generator.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Chat,
         Self::HotspotShift,
         Self::ColdBurst,
@@ -52,6 +54,7 @@ impl Generator {
         Self::Agentic,
         Self::Paper,
         Self::PaperMixed,
+        Self::PaperPrompts,
     ];
 
     /// The name used in options and results.
@@ -67,6 +70,7 @@ impl Generator {
             Self::Agentic => "agentic",
             Self::Paper => "paper",
             Self::PaperMixed => "paper-mixed",
+            Self::PaperPrompts => "paper-prompts",
         }
     }
 
@@ -89,6 +93,9 @@ impl Generator {
             Self::Agentic => "runs of 5 turns behind 16 contexts of 8192 tokens, pauses for tools",
             Self::Paper => "5 templates, 128 tokens in, 256 out, closed loop",
             Self::PaperMixed => "5 templates, 128 tokens in, 16, 64, 256 or 1024 out, closed loop",
+            Self::PaperPrompts => {
+                "5 templates of 128 tokens and up to 2048 more, 256 out, closed loop"
+            }
         }
     }
 
@@ -104,7 +111,9 @@ impl Generator {
             Self::MixedLengths => (2_000, OfferedLoad::Rate(10.0)),
             Self::WorkingSet => (2_000, OfferedLoad::Rate(20.0)),
             Self::Agentic => (1_200, OfferedLoad::Rate(10.0)),
-            Self::Paper | Self::PaperMixed => (1_280, OfferedLoad::Concurrency(64)),
+            Self::Paper | Self::PaperMixed | Self::PaperPrompts => {
+                (1_280, OfferedLoad::Concurrency(64))
+            }
         };
         Scale {
             requests,
@@ -172,8 +181,9 @@ impl Generator {
             Self::MixedLengths => cold::sessions(kit, requests, &cold::MIXED),
             Self::WorkingSet => working_set::sessions(kit, requests),
             Self::Agentic => agentic::sessions(kit, requests),
-            Self::Paper => paper::sessions(kit, requests, paper::FIXED),
-            Self::PaperMixed => paper::sessions(kit, requests, paper::MIXED),
+            Self::Paper => paper::sessions(kit, requests, &paper::PUBLISHED),
+            Self::PaperMixed => paper::sessions(kit, requests, &paper::MIXED_OUTPUTS),
+            Self::PaperPrompts => paper::sessions(kit, requests, &paper::MIXED_PROMPTS),
         }
     }
 }
