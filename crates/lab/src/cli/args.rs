@@ -86,7 +86,12 @@ pub(super) struct FleetArgs {
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     max_time_ms: Option<f64>,
     /// Requests at the start of each run whose latencies are not measured
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
     warm_up: usize,
     /// Longest TTFT that counts as served well, ms
     #[arg(long, value_name = "MS", default_value_t = Slo::default().ttft_ms, allow_negative_numbers = true)]
@@ -330,7 +335,16 @@ pub(super) fn distinct<T: PartialEq>(given: impl Iterator<Item = T>) -> Vec<T> {
     distinct
 }
 
-fn count(given: &str) -> Result<usize, String> {
+/// A share of a number of requests.
+pub(super) fn size(given: &str) -> Result<f64, String> {
+    given
+        .parse()
+        .ok()
+        .filter(|size: &f64| *size > 0.0 && *size <= 100.0)
+        .ok_or_else(|| "allowed is a number above 0, at most 100".into())
+}
+
+pub(super) fn count(given: &str) -> Result<usize, String> {
     let number = given.parse().ok().filter(|count| *count > 0);
     number.ok_or_else(|| "allowed is an integer, at least 1".into())
 }

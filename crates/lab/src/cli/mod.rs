@@ -20,6 +20,7 @@ mod args;
 mod compare;
 mod list;
 mod output;
+mod paper;
 mod progress;
 mod replay;
 mod suite;
@@ -56,6 +57,8 @@ enum Command {
     /// Run a scoreboard over workloads, loads, pools and conditions
     #[command(subcommand)]
     Suite(suite::Args),
+    /// Reproduce the paper, with variants in which policies can differ
+    Paper(paper::Args),
     /// Try a grid of policy parameters
     Sweep(sweep::Args),
     /// List policies
@@ -77,6 +80,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
         Command::Replay(args) => replay::main(&args, &output, catalog),
         Command::Compare(args) => compare::main(&args, &output, catalog),
         Command::Suite(args) => suite::main(&args, &output, catalog),
+        Command::Paper(args) => paper::main(&args, &output, catalog),
         Command::Sweep(args) => sweep::main(&args, &output, catalog),
         Command::Policies => list::policies(&output, catalog),
         Command::Workloads => list::workloads(&output),

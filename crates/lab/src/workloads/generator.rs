@@ -57,6 +57,19 @@ impl Generator {
         Self::PaperPrompts,
     ];
 
+    /// Those of the standard suite. The paper's with mixed prompts is for its reproduction.
+    pub const STANDARD: [Self; 9] = [
+        Self::Chat,
+        Self::HotspotShift,
+        Self::ColdBurst,
+        Self::DecodeHeavy,
+        Self::MixedLengths,
+        Self::WorkingSet,
+        Self::Agentic,
+        Self::Paper,
+        Self::PaperMixed,
+    ];
+
     /// The name used in options and results.
     #[must_use]
     pub const fn name(self) -> &'static str {

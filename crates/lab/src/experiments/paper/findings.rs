@@ -1,0 +1,556 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What the runs of a reproduction say: knees, published figures beside ours, where policies differ, and the sweep.
+//!
+//! PoA-hat divides what a window of requests took by the optimum of the costs frozen at their decisions. It is read
+//! from the object `anarchy` of a run. Where runs have none, the figures that need it are not comparable; beside
+//! them stands the ratio of mean TTFTs, which is the ratio of two PoA-hats whose optima are equal.
+
+use serde::{Deserialize, Serialize};
+
+use super::published::{PUBLISHED, Published, Quantity, SATURATED_FROM, SOURCE};
+use super::verdict::{self, Outcome, Verdict};
+use super::{ADAPTIVE, Fleet, Paper, STATIC, SWEEP};
+use crate::experiments::comparison::{Comparison, compare, overall};
+use crate::experiments::load_search::{Knee, knee};
+use crate::experiments::statistics::{Ratio, geometric_mean, median};
+use crate::experiments::sweep::mark_pareto;
+use crate::metrics::Metrics;
+use crate::results::RunEntry;
+use crate::run::Load;
+
+/// A reproduction, in `results.json` as `paper`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PaperReport {
+    /// Where the published figures are from.
+    pub source: String,
+    /// Published figures beside ours.
+    pub findings: Vec<Finding>,
+    /// The fleets.
+    pub fleets: Vec<FleetReport>,
+    /// The grid of fixed (τ, ω).
+    pub sweeps: Vec<Sweep>,
+}
+
+/// A published figure on one of our fleets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What it is about.
+    pub claim: String,
+    /// The published figure.
+    pub published: String,
+    /// Where in the paper.
+    pub place: String,
+    /// Name of our fleet.
+    pub fleet: String,
+    /// Our figure.
+    pub measured: String,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Why.
+    pub why: String,
+}
+
+/// One fleet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FleetReport {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub about: String,
+    /// Its workload.
+    pub workload: String,
+    /// Its workers.
+    pub topology: String,
+    /// What they run.
+    pub engine: String,
+    /// Sessions at once, and how many times the mean TTFT of the fewest the static rule has there.
+    pub slowdowns: Vec<(f64, f64)>,
+    /// Where that passes three.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub knee: Option<Knee>,
+    /// Sessions at which queueing theory expects it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_knee: Option<f64>,
+    /// Sequences that all decode workers generate at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seats: Option<u32>,
+    /// Each other policy against the static rule, before the knee and from it on.
+    pub separation: Vec<Separation>,
+}
+
+/// A policy against the static rule over several loads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Separation {
+    /// The policy.
+    pub policy: String,
+    /// Whether the loads are those from the knee on.
+    pub saturated: bool,
+    /// Number of loads.
+    pub loads: u64,
+    /// Mean TTFT.
+    pub ttft_ms_mean: Option<Gap>,
+    /// TTFT P99.
+    pub ttft_ms_p99: Option<Gap>,
+    /// Requests a second.
+    pub requests_per_s: Option<Gap>,
+}
+
+/// A ratio over several loads.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Gap {
+    /// Geometric mean over the loads.
+    pub ratio: f64,
+    /// Loads at which the policy may be called better.
+    pub better: u64,
+    /// Loads at which it may be called worse.
+    pub worse: u64,
+}
+
+/// The grid of fixed (τ, ω) on one fleet at one load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// Name of the fleet.
+    pub fleet: String,
+    /// Sessions at once.
+    pub sessions: f64,
+    /// Means over the seeds.
+    pub points: Vec<SweepPoint>,
+    /// Largest TTFT P99 over the least.
+    pub p99_spread: f64,
+    /// Largest throughput over the least.
+    pub throughput_spread: f64,
+}
+
+/// One pair.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SweepPoint {
+    /// Temperature.
+    pub tau: f64,
+    /// Value of an overlapped block, in blocks of load.
+    pub omega: f64,
+    /// TTFT P99, ms.
+    pub ttft_p99_ms: f64,
+    /// Completed requests a second.
+    pub requests_per_s: f64,
+    /// Nothing beats it in both.
+    pub front: bool,
+}
+
+/// PoA-hat of a run, where it was measured.
+fn poa_hat(run: &RunEntry) -> Option<f64> {
+    let poa_hat = run.more.get("anarchy")?.get("poa_hat")?.as_f64();
+    poa_hat.filter(|it| it.is_finite() && *it > 0.0)
+}
+
+pub(super) fn report(paper: &Paper, runs: &mut [RunEntry]) -> PaperReport {
+    let sweeps = sweeps(paper, runs);
+    let comparisons = compare(runs, STATIC);
+    let measured: Vec<(&Fleet, FleetReport)> = paper
+        .fleets
+        .iter()
+        .map(|fleet| (*fleet, fleet_report(fleet, runs, &comparisons)))
+        .collect();
+    let findings = PUBLISHED.iter().flat_map(|published| {
+        let about = measured
+            .iter()
+            .filter(|(fleet, _)| fleet.is_of(published.topology));
+        about.map(|(fleet, report)| finding(published, fleet, report, runs))
+    });
+    PaperReport {
+        source: SOURCE.into(),
+        findings: findings.collect(),
+        fleets: measured.iter().map(|(_, report)| report.clone()).collect(),
+        sweeps,
+    }
+}
+
+fn fleet_report(fleet: &Fleet, runs: &[RunEntry], comparisons: &[Comparison]) -> FleetReport {
+    let own: Vec<&RunEntry> = of(fleet, runs, STATIC).collect();
+    let ttft = |metrics: &Metrics| Some(metrics.ttft_ms?.mean);
+    let curve: Vec<(f64, f64)> = loads(&own)
+        .into_iter()
+        .filter_map(|load| {
+            Some((
+                load,
+                median(
+                    at(&own, load)
+                        .filter_map(|run| ttft(&run.metrics))
+                        .collect(),
+                )?,
+            ))
+        })
+        .collect();
+    let knee = knee(&curve);
+    let idle = curve
+        .first()
+        .map(|(_, ttft)| *ttft)
+        .filter(|idle| *idle > 0.0);
+    let slowdowns = idle.map(|idle| {
+        curve
+            .iter()
+            .map(|(load, ttft)| (*load, ttft / idle))
+            .collect()
+    });
+    // Where it has not bent yet, at the largest load.
+    let near = knee
+        .map(|knee| knee.above)
+        .or(curve.last().map(|(load, _)| *load));
+    let theory: Vec<_> = near
+        .map(|load| at(&own, load).filter_map(RunEntry::queueing).collect())
+        .unwrap_or_default();
+    let seats = theory
+        .first()
+        .and_then(|it| Some(it.seats.as_ref()?.servers));
+    let expected_knee = median(theory.iter().map(|it| it.knee_sessions).collect());
+    let here: Vec<&Comparison> = comparisons
+        .iter()
+        .filter(|it| own.first().is_some_and(|run| same_place(it, run)))
+        .collect();
+    let from = knee.map_or(f64::INFINITY, |knee| knee.up_to);
+    let separation = [false, true].into_iter().flat_map(|saturated| {
+        let phase: Vec<Comparison> = here
+            .iter()
+            .filter(|it| (number(it.load).unwrap_or(0.0) >= from) == saturated)
+            .map(|it| (*it).clone())
+            .collect();
+        separation(&phase, saturated)
+    });
+    FleetReport {
+        name: fleet.name.into(),
+        about: fleet.about.into(),
+        workload: fleet.workload.name().into(),
+        topology: fleet.topology.to_string(),
+        engine: fleet.engine.into(),
+        slowdowns: slowdowns.unwrap_or_default(),
+        knee,
+        expected_knee,
+        seats,
+        separation: separation.collect(),
+    }
+}
+
+fn separation(phase: &[Comparison], saturated: bool) -> Vec<Separation> {
+    overall(phase)
+        .into_iter()
+        .map(|policy| {
+            let gap = |name: &str| {
+                let (ratio, better, worse) = *policy.metrics.get(name)?;
+                Some(Gap {
+                    ratio,
+                    better,
+                    worse,
+                })
+            };
+            Separation {
+                saturated,
+                loads: policy.cells,
+                ttft_ms_mean: gap("ttft_ms.mean"),
+                ttft_ms_p99: gap("ttft_ms.p99"),
+                requests_per_s: gap("requests_per_s"),
+                policy: policy.policy,
+            }
+        })
+        .collect()
+}
+
+fn finding(
+    published: &Published,
+    fleet: &Fleet,
+    report: &FleetReport,
+    runs: &[RunEntry],
+) -> Finding {
+    let (measured, (outcome, why)) = match published.quantity {
+        Quantity::Knee { above, up_to } => knee_finding(above, up_to, report),
+        Quantity::Plateau { least, most } => plateau(least, most, fleet, report, runs),
+        Quantity::PoaDrop(factor) => poa_drop(factor, fleet, report, runs),
+        Quantity::Throughput(factor) => {
+            // The cost of adaptive: its figure over that of static.
+            let pairs = Pairs::of(fleet, runs, |run| run.metrics.requests_per_s);
+            pairs.finding(factor, false, report)
+        }
+        Quantity::P99Drop(factor) => {
+            let pairs = Pairs::of(fleet, runs, |run| Some(run.metrics.ttft_ms?.p99));
+            pairs.finding(factor, true, report)
+        }
+    };
+    Finding {
+        claim: published.claim.into(),
+        published: published.figure.into(),
+        place: published.place.into(),
+        fleet: fleet.name.into(),
+        measured,
+        outcome,
+        why,
+    }
+}
+
+fn knee_finding(above: f64, up_to: f64, report: &FleetReport) -> (String, Verdict) {
+    let last = report.slowdowns.last().copied();
+    let (outcome, mut why) = verdict::knee(above, up_to, report.knee, last);
+    let measured = report.knee.map_or_else(
+        || "none".into(),
+        |knee| format!("({}, {}]", knee.above, knee.up_to),
+    );
+    // The knee of seats is where sessions outnumber them.
+    if let Some(seats) = report.seats {
+        let seats = f64::from(seats);
+        let limit = match report.knee {
+            Some(knee) if (knee.above..knee.up_to).contains(&seats) => {
+                format!("; the decode workers have {seats} seats")
+            }
+            None if last.is_some_and(|(load, _)| load < seats) => {
+                format!("; the decode workers have {seats} seats, and prefill keeps up")
+            }
+            _ => String::new(),
+        };
+        why += &limit;
+    }
+    (measured, (outcome, why))
+}
+
+fn plateau(
+    least: f64,
+    most: f64,
+    fleet: &Fleet,
+    report: &FleetReport,
+    runs: &[RunEntry],
+) -> (String, Verdict) {
+    let before = report.knee.map_or(f64::INFINITY, |knee| knee.up_to);
+    let own: Vec<&RunEntry> = of(fleet, runs, STATIC).collect();
+    let calm = loads(&own).into_iter().filter(|load| *load < before);
+    let values: Vec<f64> = calm
+        .filter_map(|load| median(at(&own, load).filter_map(poa_hat).collect()))
+        .collect();
+    if values.is_empty() {
+        let slowest = report.slowdowns.iter().filter(|(load, _)| *load < before);
+        let slowest = slowest.map(|(_, slowdown)| *slowdown).fold(1.0, f64::max);
+        let measured = format!(
+            "mean TTFT at most {slowdown:.2} times that of an idle fleet",
+            slowdown = slowest
+        );
+        return (measured, (Outcome::NotComparable, NO_POA.into()));
+    }
+    let (low, high) = values
+        .iter()
+        .fold((f64::MAX, 0.0_f64), |(low, high), value| {
+            (low.min(*value), high.max(*value))
+        });
+    (
+        format!("{low:.2} to {high:.2}"),
+        verdict::range(least, most, &values),
+    )
+}
+
+const NO_POA: &str =
+    "these runs hold no PoA-hat, which needs the optimum of each window's frozen costs";
+
+fn poa_drop(
+    factor: f64,
+    fleet: &Fleet,
+    report: &FleetReport,
+    runs: &[RunEntry],
+) -> (String, Verdict) {
+    let pairs = Pairs::of(fleet, runs, poa_hat);
+    if pairs.ratio().is_some() {
+        return pairs.finding(factor, true, report);
+    }
+    let ttft = Pairs::of(fleet, runs, |run| Some(run.metrics.ttft_ms?.mean));
+    let measured = ttft.ratio().map_or_else(
+        || "nothing".into(),
+        |ratio| format!("mean TTFT {}", drop_words(&ratio.inverse())),
+    );
+    (measured, (Outcome::NotComparable, NO_POA.into()))
+}
+
+/// The saturated phase of the adaptive rule and the static one, by seed: geometric means over the loads.
+struct Pairs {
+    adaptive_over_static: Vec<(f64, f64)>,
+    /// Both rules measured the same in every pair of runs.
+    alike: bool,
+}
+
+impl Pairs {
+    fn of(fleet: &Fleet, runs: &[RunEntry], value: impl Fn(&RunEntry) -> Option<f64>) -> Self {
+        let saturated =
+            |run: &&RunEntry| number(run.load).is_some_and(|it| it >= SATURATED_FROM as f64);
+        let fixed: Vec<&RunEntry> = of(fleet, runs, STATIC).filter(saturated).collect();
+        let adaptive: Vec<&RunEntry> = of(fleet, runs, ADAPTIVE).filter(saturated).collect();
+        let twin = |run: &RunEntry| {
+            let same = |it: &&&RunEntry| it.seed == run.seed && it.load == run.load;
+            adaptive.iter().find(same).copied()
+        };
+        let pairs: Vec<(&RunEntry, &RunEntry)> = fixed
+            .iter()
+            .filter_map(|run| Some((twin(run)?, *run)))
+            .collect();
+        let mut seeds: Vec<u64> = pairs.iter().map(|(_, run)| run.seed).collect();
+        seeds.dedup();
+        seeds.sort_unstable();
+        seeds.dedup();
+        let of_seed = |seed: u64| {
+            let values: Vec<(f64, f64)> = pairs
+                .iter()
+                .filter(|(_, run)| run.seed == seed)
+                .filter_map(|(adaptive, fixed)| Some((value(adaptive)?, value(fixed)?)))
+                .filter(|(adaptive, fixed)| *adaptive > 0.0 && *fixed > 0.0)
+                .collect();
+            let adaptive = geometric_mean(values.iter().map(|(adaptive, _)| *adaptive))?;
+            Some((
+                adaptive,
+                geometric_mean(values.iter().map(|(_, fixed)| *fixed))?,
+            ))
+        };
+        Self {
+            adaptive_over_static: seeds.into_iter().filter_map(of_seed).collect(),
+            alike: pairs
+                .iter()
+                .all(|(adaptive, fixed)| adaptive.metrics == fixed.metrics),
+        }
+    }
+
+    fn ratio(&self) -> Option<Ratio> {
+        Ratio::of(&self.adaptive_over_static)
+    }
+
+    /// Against a published factor, which is static over adaptive where it is a `drop`.
+    fn finding(&self, factor: f64, drop: bool, report: &FleetReport) -> (String, Verdict) {
+        let ratio = self.ratio().map(|it| if drop { it.inverse() } else { it });
+        let measured = ratio.as_ref().map_or_else(
+            || "nothing".into(),
+            |it| {
+                if drop {
+                    drop_words(it)
+                } else {
+                    change_words(it)
+                }
+            },
+        );
+        let (outcome, mut why) = verdict::factor(factor, ratio.as_ref(), self.alike);
+        let calm = report
+            .knee
+            .is_none_or(|knee| knee.above >= SATURATED_FROM as f64);
+        if outcome == Outcome::NotReproduced && calm {
+            why += &format!("; {SATURATED_FROM} sessions do not saturate this fleet");
+        }
+        if outcome == Outcome::NotReproduced && report.topology.starts_with("1P") {
+            why += "; one prefill worker leaves no choice before the first token";
+        }
+        (measured, (outcome, why))
+    }
+}
+
+/// `3.1 times less (2.9 to 3.3)`.
+fn drop_words(ratio: &Ratio) -> String {
+    format!(
+        "{:.3} times less{}",
+        ratio.ratio,
+        interval(ratio, |it| format!("{it:.3}"))
+    )
+}
+
+/// `13.0 % less (12.0 to 14.0)`.
+fn change_words(ratio: &Ratio) -> String {
+    let percent = |it: f64| format!("{:+.1} %", 100.0 * (it - 1.0));
+    format!("{}{}", percent(ratio.ratio), interval(ratio, percent))
+}
+
+fn interval(ratio: &Ratio, text: impl Fn(f64) -> String) -> String {
+    match (ratio.low, ratio.high) {
+        (Some(low), Some(high)) => format!(" ({} to {})", text(low), text(high)),
+        _ => String::new(),
+    }
+}
+
+fn sweeps(paper: &Paper, runs: &mut [RunEntry]) -> Vec<Sweep> {
+    let mut sweeps = Vec::new();
+    let same = |a: &RunEntry, b: &RunEntry| {
+        (&a.condition, &a.workload, &a.topology, a.load)
+            == (&b.condition, &b.workload, &b.topology, b.load)
+    };
+    for cell in runs.chunk_by_mut(same) {
+        let Some(first) = cell.first() else {
+            continue;
+        };
+        let fleet = paper.fleets.iter().find(|fleet| fleet.is_place_of(first));
+        let (Some(fleet), Some(sessions)) = (fleet, number(first.load)) else {
+            continue;
+        };
+        if first.condition.as_deref() != Some(SWEEP) {
+            continue;
+        }
+        let points: Vec<SweepPoint> = mark_pareto(cell)
+            .into_iter()
+            .filter_map(|point| {
+                let pair = paper
+                    .pairs
+                    .iter()
+                    .find(|it| it.policy.label() == point.policy)?;
+                Some(SweepPoint {
+                    tau: pair.tau,
+                    omega: pair.omega,
+                    ttft_p99_ms: point.ttft_p99_ms,
+                    requests_per_s: point.requests_per_s,
+                    front: point.front,
+                })
+            })
+            .collect();
+        sweeps.push(Sweep {
+            fleet: fleet.name.into(),
+            sessions,
+            p99_spread: spread(points.iter().map(|it| it.ttft_p99_ms)),
+            throughput_spread: spread(points.iter().map(|it| it.requests_per_s)),
+            points,
+        });
+    }
+    sweeps
+}
+
+/// Largest over least of values above 0; 1 of none.
+fn spread(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let least = values.clone().fold(f64::MAX, f64::min);
+    let most = values.fold(0.0, f64::max);
+    if most > 0.0 && least > 0.0 {
+        most / least
+    } else {
+        1.0
+    }
+}
+
+/// Runs of a policy on a fleet, outside of the sweep.
+fn of<'a>(
+    fleet: &'a Fleet,
+    runs: &'a [RunEntry],
+    policy: &'a str,
+) -> impl Iterator<Item = &'a RunEntry> {
+    runs.iter()
+        .filter(move |run| run.policy == policy && fleet.has(run))
+}
+
+/// Loads of these runs, ascending.
+fn loads(runs: &[&RunEntry]) -> Vec<f64> {
+    let mut loads: Vec<f64> = runs.iter().filter_map(|run| number(run.load)).collect();
+    loads.sort_unstable_by(f64::total_cmp);
+    loads.dedup();
+    loads
+}
+
+fn at<'a>(runs: &'a [&'a RunEntry], load: f64) -> impl Iterator<Item = &'a RunEntry> {
+    runs.iter()
+        .copied()
+        .filter(move |run| number(run.load) == Some(load))
+}
+
+fn number(load: Option<Load>) -> Option<f64> {
+    match load? {
+        Load::Number(number) => Some(number),
+        Load::Level(_) => None,
+    }
+}
+
+fn same_place(comparison: &Comparison, run: &RunEntry) -> bool {
+    comparison.condition == run.condition
+        && comparison.workload == run.workload
+        && comparison.topology == run.topology
+        && comparison.engine == run.engine
+}
