@@ -112,6 +112,16 @@ pub enum Reading {
 }
 
 impl Reading {
+    /// Every reading.
+    pub const ALL: [Self; 6] = [
+        Self::NoWait,
+        Self::Explained,
+        Self::Longer,
+        Self::Shorter,
+        Self::SharedPasses,
+        Self::Overloaded,
+    ];
+
     fn of(wait_ms: f64, predicted_ms: Option<f64>, alone_ms: f64) -> Self {
         let counts = |wait_ms: f64| wait_ms > WAITS * alone_ms;
         let Some(predicted_ms) = predicted_ms else {

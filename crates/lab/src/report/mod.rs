@@ -11,11 +11,14 @@
 //! peaks. Colours are those of Okabe and Ito, which colour-blind readers can tell apart; with more than
 //! seven policies the others are grey.
 
+mod curves;
 mod detail;
 mod group;
 mod page;
 mod paint;
+mod paper;
 mod plots;
+mod theory;
 
 use std::path::Path;
 
@@ -63,20 +66,21 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
     for (index, group) in groups.iter().enumerate() {
         drawn.push(plots::draw(group, index + 1, groups.len())?);
     }
+    let curves = curves::draw(&groups)?;
     let io = |path: &Path, source| ReportError::Io {
         path: path.display().to_string(),
         source,
     };
     std::fs::create_dir_all(dir).map_err(|source| io(dir, source))?;
-    let page = page::page(results, &groups, &drawn);
-    let plots = drawn
+    let page = page::page(results, &groups, &drawn, &curves);
+    let plots: Vec<_> = drawn.iter().flatten().chain(&curves).collect();
+    let files = plots
         .iter()
-        .flatten()
         .map(|plot| (plot.file.as_str(), plot.file_text()));
-    for (name, text) in plots.chain([(PAGE, page)]) {
+    for (name, text) in files.chain([(PAGE, page)]) {
         write_whole(dir, name, &text).map_err(|source| io(&dir.join(name), source))?;
     }
-    let of_this_page = |name: &str| drawn.iter().flatten().any(|plot| plot.file == name);
+    let of_this_page = |name: &str| plots.iter().any(|plot| plot.file == name);
     for entry in std::fs::read_dir(dir).map_err(|source| io(dir, source))? {
         let path = entry.map_err(|source| io(dir, source))?.path();
         let name = path.file_name().and_then(|name| name.to_str());

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use super::group::{Group, Row, ttft_p99};
 use super::paint::{Axis, Plot, STYLE, Unit, escape, grouped, trimmed};
 use super::plots::MAX_GROUPS;
+use super::{paper, theory};
 use crate::experiments::{Comparison, Measured, P99_MATTERS_MS, Verdict, not_reached};
 use crate::metrics::{Distribution, Metrics};
 use crate::results::Results;
@@ -131,7 +132,12 @@ const COLUMNS: [Column; 12] = [
 const BEFORE: usize = 4;
 
 /// The whole page.
-pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>]) -> String {
+pub(super) fn page(
+    results: &Results,
+    groups: &[Group<'_>],
+    drawn: &[Vec<Plot>],
+    curves: &[Plot],
+) -> String {
     let mut html = String::new();
     // Writing to a string cannot fail.
     let _ = write!(
@@ -146,7 +152,12 @@ pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>])
     if groups.is_empty() {
         html.push_str("<p><strong>No runs.</strong> There is nothing to show.</p>\n");
     }
+    if let Some(report) = &results.paper {
+        paper::sections(&mut html, report);
+    }
     scoreboard(&mut html, results);
+    over_load(&mut html, curves);
+    theory::table(&mut html, groups);
     if groups.len() > 1 {
         overview(&mut html, results, groups);
     }
@@ -253,6 +264,30 @@ fn scoreboard(html: &mut String, results: &Results) {
     html.push_str("</tbody></table></div>\n");
 }
 
+/// Curves over load, where there are any.
+fn over_load(html: &mut String, curves: &[Plot]) {
+    if curves.is_empty() {
+        return;
+    }
+    html.push_str("<h2 id=\"over-load\">Over load</h2>\n");
+    figures(html, curves, "c");
+}
+
+/// Plots side by side; their ids begin with `prefix`.
+fn figures(html: &mut String, plots: &[Plot], prefix: &str) {
+    html.push_str("<div class=\"plots\">\n");
+    for (index, plot) in plots.iter().enumerate() {
+        let _ = writeln!(
+            html,
+            "<figure>\n{}<figcaption>{} <a href=\"{}\">As a file</a></figcaption>\n</figure>",
+            plot.inline(&format!("{prefix}p{index}")),
+            escape(&plot.note),
+            escape(&plot.file)
+        );
+    }
+    html.push_str("</div>\n");
+}
+
 /// One line for each group: who wins what.
 fn overview(html: &mut String, results: &Results, groups: &[Group<'_>]) {
     html.push_str(
@@ -299,17 +334,8 @@ fn section(html: &mut String, results: &Results, group: &Group<'_>, number: usiz
             "<p>Nothing to plot: no run completed a request, or its details were not kept.</p>\n",
         );
     }
-    html.push_str("<div class=\"plots\">\n");
-    for (index, plot) in plots.iter().enumerate() {
-        let _ = writeln!(
-            html,
-            "<figure>\n{}<figcaption>{} <a href=\"{}\">As a file</a></figcaption>\n</figure>",
-            plot.inline(&format!("g{number}p{index}")),
-            escape(&plot.note),
-            escape(&plot.file)
-        );
-    }
-    html.push_str("</div>\n</section>\n");
+    figures(html, plots, &format!("g{number}"));
+    html.push_str("</section>\n");
 }
 
 /// What all of its runs had in common, and what to beware of.
@@ -552,7 +578,7 @@ fn best<'a>(results: &Results, group: &'a Group<'_>, column: &Column) -> Option<
 }
 
 fn written(value: f64, unit: Unit) -> String {
-    Axis::from_zero(std::iter::empty(), unit).label(value)
+    Axis::text(value, unit)
 }
 
 fn time(value_ms: f64) -> String {

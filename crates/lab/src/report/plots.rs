@@ -27,6 +27,8 @@ const TTFT_OVER_TIME: &str = "ttft-over-time";
 const TTFT_CDF: &str = "ttft-cdf";
 const LOAD_PER_WORKER: &str = "load-per-worker";
 const CACHE_HITS: &str = "cache-hits";
+/// That of several groups.
+pub(super) const OVER_LOAD: &str = "over-load";
 /// The one plot that shows all seeds.
 const PARETO: &str = "pareto";
 /// Policies with a panel of their own in TTFT over time.
@@ -34,7 +36,7 @@ const PANELS: usize = 4;
 /// Height of a panel, px.
 const PANEL: u32 = 145;
 /// Height of the other plots, px.
-const HEIGHT: u32 = 340;
+pub(super) const HEIGHT: u32 = 340;
 /// Height of a row in load per worker, px.
 const ROW: u32 = 24;
 /// Most rows in load per worker.
@@ -53,7 +55,10 @@ pub(super) fn draw(group: &Group<'_>, number: usize, of: usize) -> Result<Vec<Pl
     }
     let sheet = Sheet {
         group,
-        prefix: format!("{number:02}-{}", slug(group)),
+        prefix: format!(
+            "{number:02}-{}",
+            slug(&[group.workload, group.topology, &group.load])
+        ),
         points: (PAGE_POINTS / of.max(1)).clamp(150, MAX_POINTS),
     };
     let plots = [
@@ -76,6 +81,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         LOAD_PER_WORKER,
         CACHE_HITS,
         PARETO,
+        OVER_LOAD,
     ];
     numbered
         && plots
@@ -465,17 +471,17 @@ impl Sheet<'_> {
     }
 }
 
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 
 /// Two axes with their names.
-struct Frame<'a> {
-    x: (Axis, &'a str),
-    y: (Axis, &'a str),
-    top: u32,
+pub(super) struct Frame<'a> {
+    pub(super) x: (Axis, &'a str),
+    pub(super) y: (Axis, &'a str),
+    pub(super) top: u32,
 }
 
 impl Frame<'_> {
-    fn chart<'a, 'b>(&self, area: &'a Area<'b>, bottom: u32) -> Drawing<Chart<'a, 'b>> {
+    pub(super) fn chart<'a, 'b>(&self, area: &'a Area<'b>, bottom: u32) -> Drawing<Chart<'a, 'b>> {
         ChartBuilder::on(area)
             .margin_top(self.top)
             .margin_right(RIGHT)
@@ -485,7 +491,7 @@ impl Frame<'_> {
             .map_err(words)
     }
 
-    fn mesh(&self, chart: &mut Chart<'_, '_>) -> Drawing<()> {
+    pub(super) fn mesh(&self, chart: &mut Chart<'_, '_>) -> Drawing<()> {
         chart
             .configure_mesh()
             .max_light_lines(0)
@@ -549,12 +555,12 @@ fn colour(row: &Row<'_>) -> RGBColor {
         .unwrap_or(GREY)
 }
 
-fn stroke(row: &Row<'_>) -> ShapeStyle {
+pub(super) fn stroke(row: &Row<'_>) -> ShapeStyle {
     colour(row).stroke_width(if row.colour.is_some() { 2 } else { 1 })
 }
 
 /// One key for each coloured policy, and one for all grey ones.
-fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
+pub(super) fn keys<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> Vec<Key> {
     let mut keys = Vec::new();
     let mut grey = 0;
     for row in rows {
@@ -597,8 +603,8 @@ fn ends(values: &[f64], most: usize) -> impl Iterator<Item = f64> {
 }
 
 /// Letters, digits and hyphens that tell what a file is about.
-fn slug(group: &Group<'_>) -> String {
-    let text = format!("{}-{}-{}", group.workload, group.topology, group.load);
+pub(super) fn slug(words: &[&str]) -> String {
+    let text = words.join("-");
     let mut slug = String::new();
     for character in text.chars() {
         if character.is_ascii_alphanumeric() {
@@ -649,16 +655,7 @@ mod tests {
 
     #[test]
     fn file_names_hold_nothing_but_letters_digits_and_hyphens() {
-        let group = Group {
-            condition: None,
-            workload: "trace:../../etc/<x>",
-            topology: "2P3D",
-            load: "0.5".into(),
-            load_words: "0.5 requests/s".into(),
-            engine: "fixed",
-            seed: None,
-            rows: Vec::new(),
-        };
-        assert_eq!(slug(&group), "trace-etc-x-2p3d-0-5");
+        let words = ["trace:../../etc/<x>", "2P3D", "0.5"];
+        assert_eq!(slug(&words), "trace-etc-x-2p3d-0-5");
     }
 }
