@@ -42,6 +42,9 @@ const MS_PER_S: f64 = 1e3;
 const WAITS: f64 = 0.5;
 /// Factor within which a prediction is right.
 const RIGHT: f64 = 2.0;
+/// Utilisation from which a stage is full. A closed loop offers no more than is served, so that the rate measured
+/// there is the capacity itself, and a wait computed from it would be rounding.
+const FULL: f64 = 0.98;
 /// Steps of a bisection, enough for every digit.
 const BISECTIONS: usize = 64;
 
@@ -63,7 +66,7 @@ pub struct Queueing {
     /// The seats of the decode workers; absent where they have no limit, or more than 4,096.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seats: Option<Expected>,
-    /// Mean wait over both, ms; absent where more arrives than can be served.
+    /// Mean wait over both, ms; absent where one is full: from 98 % utilisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_wait_ms: Option<f64>,
     /// Requests a second at the knee.
@@ -105,10 +108,10 @@ pub enum Reading {
     Longer,
     /// Shorter than predicted.
     Shorter,
-    /// More arrives than passes of one prompt each could compute, and yet hardly anybody waits.
-    SharedPasses,
-    /// More arrives than the model could serve, and requests wait: it has no mean wait to offer.
-    Overloaded,
+    /// A stage is full, or would be if no two prompts shared a pass, and yet hardly anybody waits.
+    KeepsUp,
+    /// A stage is full and requests wait: the model has no mean wait to offer.
+    Full,
 }
 
 impl Reading {
@@ -118,16 +121,16 @@ impl Reading {
         Self::Explained,
         Self::Longer,
         Self::Shorter,
-        Self::SharedPasses,
-        Self::Overloaded,
+        Self::KeepsUp,
+        Self::Full,
     ];
 
     fn of(wait_ms: f64, predicted_ms: Option<f64>, alone_ms: f64) -> Self {
         let counts = |wait_ms: f64| wait_ms > WAITS * alone_ms;
         let Some(predicted_ms) = predicted_ms else {
             return match counts(wait_ms) {
-                true => Self::Overloaded,
-                false => Self::SharedPasses,
+                true => Self::Full,
+                false => Self::KeepsUp,
             };
         };
         if !counts(wait_ms) && !counts(predicted_ms) {
@@ -149,10 +152,8 @@ impl Reading {
             Self::Explained => "explained by the queue, within a factor of 2",
             Self::Longer => "longer than the queue explains",
             Self::Shorter => "shorter than the queue expects",
-            Self::SharedPasses => {
-                "more arrives than passes of one prompt could compute, and hardly any wait: passes are shared"
-            }
-            Self::Overloaded => "more arrives than the model could serve: it has no mean wait",
+            Self::KeepsUp => "full by the model, and yet hardly any wait",
+            Self::Full => "full: an open queue has no mean wait, a closed loop waits for itself",
         }
     }
 }
@@ -338,15 +339,20 @@ impl Stage {
     }
 }
 
-/// Mean wait over all stages at this rate; absent where one cannot keep up.
+/// Mean wait over all stages at this rate; absent where one is full.
 fn wait(stages: &[Stage], rate: f64) -> Option<f64> {
     stages
         .iter()
-        .map(|stage| stage.at(rate)?.mean_wait_ms)
+        .map(|stage| {
+            let expected = stage.at(rate)?;
+            expected
+                .mean_wait_ms
+                .filter(|_| expected.utilisation < FULL)
+        })
         .sum()
 }
 
-/// The rate up to which requests wait at most `wait_ms` in the mean.
+/// The rate up to which requests wait at most `wait_ms` in the mean and no stage is full.
 fn knee(stages: &[Stage], wait_ms: f64) -> f64 {
     let capacities = stages.iter().map(|stage| stage.station.capacity());
     let (mut below, mut above) = (0.0, capacities.fold(f64::MAX, f64::min));
@@ -485,8 +491,8 @@ mod tests {
             (30.0, Some(20.0), Reading::Explained),
             (30.0, Some(14.0), Reading::Longer),
             (9.0, Some(20.0), Reading::Shorter),
-            (9.0, None, Reading::SharedPasses),
-            (11.0, None, Reading::Overloaded),
+            (9.0, None, Reading::KeepsUp),
+            (11.0, None, Reading::Full),
         ] {
             assert_eq!(Reading::of(wait_ms, predicted_ms, 20.0), reading);
         }

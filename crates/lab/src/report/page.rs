@@ -23,7 +23,7 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:va
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.8rem;font-variant-numeric:tabular-nums}\
 caption{text-align:left;color:var(--soft);padding:.3rem 0}\
 th,td{padding:.25rem .35rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
-thead th{vertical-align:bottom;white-space:normal}thead th:first-child{text-align:left}th[scope=row],td.text{text-align:left}th[scope=row]{font-weight:500;max-width:24rem;white-space:normal;overflow-wrap:anywhere}td.text{white-space:normal}\
+thead th{vertical-align:bottom;white-space:normal}thead th:first-child,thead th.text{text-align:left}th[scope=row],td.text{text-align:left}th[scope=row]{font-weight:500;max-width:24rem;white-space:normal;overflow-wrap:anywhere}td.text{white-space:normal}\
 tbody tr:nth-child(even){background:var(--stripe)}td.best{background:var(--best);font-weight:700}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,40rem),1fr));gap:1rem 2rem;margin-top:1.5rem}figure{margin:0}figure svg{width:100%;height:auto}figcaption,.soft{color:var(--soft);font-size:.875rem}\
 section{content-visibility:auto;contain-intrinsic-size:auto 120rem}";

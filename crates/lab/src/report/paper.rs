@@ -14,13 +14,20 @@ pub(super) fn sections(html: &mut String, report: &PaperReport) {
     sweeps(html, report);
 }
 
-/// Open a table with these columns.
-fn open(html: &mut String, caption: &str, titles: &[&str]) {
+/// Open a table with columns of text and then columns of numbers.
+fn open(html: &mut String, caption: &str, texts: &[&str], numbers: &[&str]) {
     let _ = write!(
         html,
         "<div class=\"wide\" tabindex=\"0\"><table>\n<caption>{caption}</caption>\n<thead><tr>"
     );
-    for title in titles {
+    for title in texts {
+        let _ = write!(
+            html,
+            "<th scope=\"col\" class=\"text\">{}</th>",
+            escape(title)
+        );
+    }
+    for title in numbers {
         let _ = write!(html, "<th scope=\"col\">{}</th>", escape(title));
     }
     html.push_str("</tr></thead>\n<tbody>\n");
@@ -58,6 +65,7 @@ fn findings(html: &mut String, report: &PaperReport) {
             "outcome",
             "why",
         ],
+        &[],
     );
     for it in &report.findings {
         let _ = write!(html, "<tr><th scope=\"row\">{}</th>", escape(&it.claim));
@@ -81,12 +89,8 @@ fn fleets(html: &mut String, report: &PaperReport) {
     open(
         html,
         "The knee is where the mean TTFT of the static rule passes three times that of the fewest sessions.",
+        &["fleet", "what it is", "workload", "workers", "engine"],
         &[
-            "fleet",
-            "what it is",
-            "workload",
-            "workers",
-            "engine",
             "knee, sessions",
             "by queueing",
             "decode seats",
@@ -133,14 +137,8 @@ fn separation(html: &mut String, report: &PaperReport) {
     open(
         html,
         &caption,
-        &[
-            "fleet",
-            "loads",
-            "policy",
-            "TTFT mean",
-            "TTFT P99",
-            "requests/s",
-        ],
+        &["fleet", "loads", "policy"],
+        &["TTFT mean", "TTFT P99", "requests/s"],
     );
     for fleet in &report.fleets {
         for it in &fleet.separation {
@@ -197,11 +195,9 @@ fn grid(html: &mut String, sweep: &Sweep) {
         sweep.p99_spread,
         sweep.throughput_spread
     );
-    let titles: Vec<String> = std::iter::once("τ \\ ω".to_owned())
-        .chain(omegas.iter().map(f64::to_string))
-        .collect();
+    let titles: Vec<String> = omegas.iter().map(f64::to_string).collect();
     let titles: Vec<&str> = titles.iter().map(String::as_str).collect();
-    open(html, &caption, &titles);
+    open(html, &caption, &["τ \\ ω"], &titles);
     for tau in &taus {
         let _ = write!(html, "<tr><th scope=\"row\">{tau}</th>");
         for omega in &omegas {

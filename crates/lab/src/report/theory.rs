@@ -7,12 +7,18 @@
 
 use std::fmt::Write as _;
 
+use regime_policy::POLICY_TYPE;
+
 use super::group::{Group, Row};
 use super::paint::{Axis, Unit, escape};
 use crate::queueing::{Queueing, Reading};
-use crate::results::RunEntry;
+use crate::regimes::RegimeTimes;
 
 const REFERENCE: &str = "default";
+/// Least expected wait that a ratio is told of, ms.
+const LEAST_MS: f64 = 1.0;
+/// Least share of a run in a regime that is told.
+const LEAST_SHARE: f64 = 0.005;
 
 /// What theory says of the group.
 pub(super) fn of(group: &Group<'_>) -> Option<Queueing> {
@@ -68,10 +74,11 @@ pub(super) fn table(html: &mut String, groups: &[Group<'_>]) {
         "drawn at random, at most",
         "measured wait",
         "measured over expected",
-        "reading",
-        "regimes seen",
     ] {
         let _ = write!(html, "<th scope=\"col\">{title}</th>");
+    }
+    for title in ["reading", "regimes seen"] {
+        let _ = write!(html, "<th scope=\"col\" class=\"text\">{title}</th>");
     }
     html.push_str("</tr></thead>\n<tbody>\n");
     for (number, group, it) in &lines {
@@ -106,38 +113,38 @@ pub(super) fn table(html: &mut String, groups: &[Group<'_>]) {
     html.push_str("</tbody></table></div>\n");
 }
 
-/// Least expected wait that a ratio is told of, ms.
-const LEAST_MS: f64 = 0.1;
-
-/// The regimes of each pool in the middle run of the first policy that tells them.
+/// The regimes of each pool in a run of the regime-aware policy, or of the first one that tells them.
 fn regimes(group: &Group<'_>) -> String {
-    let tells = |row: &&Row<'_>| row.runs.iter().any(|run| !run.regimes().is_empty());
-    let Some(row) = group.rows.iter().find(tells) else {
-        return "no policy here tells".into();
-    };
-    let runs: Vec<&&RunEntry> = row
-        .runs
-        .iter()
-        .filter(|run| !run.regimes().is_empty())
-        .collect();
-    let Some(run) = runs.get((runs.len() - 1) / 2) else {
-        return String::new();
-    };
-    let pools = run.regimes().into_iter().map(|(role, times)| {
-        let shares: Vec<String> = times
-            .shares
+    let told = |row: &Row<'_>| {
+        let seen = row
+            .runs
             .iter()
-            .filter(|(_, share)| **share >= LEAST_SHARE)
-            .map(|(regime, share)| format!("{regime} {:.0} %", 100.0 * share))
-            .collect();
-        format!("{role}: {}, {} changes", shares.join(", "), times.changes)
-    });
-    let pools: Vec<String> = pools.collect();
-    format!("{} ({})", pools.join("; "), row.policy)
+            .map(|run| run.regimes())
+            .find(|it| !it.is_empty())?;
+        let pools: Vec<String> = seen.iter().map(|(role, times)| pool(role, times)).collect();
+        Some(format!("{} ({})", pools.join("; "), row.policy))
+    };
+    let ours = group.rows.iter().find(|row| row.policy == POLICY_TYPE);
+    let told = ours
+        .and_then(told)
+        .or_else(|| group.rows.iter().find_map(told));
+    told.unwrap_or_else(|| "no policy here tells".into())
 }
 
-/// Least share of a run that is told.
-const LEAST_SHARE: f64 = 0.005;
+fn pool(role: &str, times: &RegimeTimes) -> String {
+    let shares = times
+        .shares
+        .iter()
+        .filter(|(_, share)| **share >= LEAST_SHARE);
+    let shares: Vec<String> = shares
+        .map(|(regime, share)| format!("{regime} {:.0} %", 100.0 * share))
+        .collect();
+    let changes = match times.changes {
+        1 => "1 change".to_owned(),
+        changes => format!("{changes} changes"),
+    };
+    format!("{role}: {}, {changes}", shares.join(", "))
+}
 
 fn plain(value: f64) -> String {
     Axis::text(value, Unit::Plain)
@@ -148,5 +155,7 @@ fn percent(value: Option<f64>) -> String {
 }
 
 fn time(value_ms: Option<f64>) -> String {
-    value_ms.map_or("none".into(), |value_ms| Axis::text(value_ms, Unit::Time))
+    // To the microsecond, so that nothing reads -0.
+    let rounded = |value_ms: f64| (1e3 * value_ms).round() / 1e3 + 0.0;
+    value_ms.map_or("none".into(), |it| Axis::text(rounded(it), Unit::Time))
 }

@@ -440,16 +440,13 @@ impl Pairs {
     }
 }
 
-/// `3.1 times less (2.9 to 3.3)`.
+/// `factor 3.10 (2.90 to 3.30)`.
 fn drop_words(ratio: &Ratio) -> String {
-    format!(
-        "{:.3} times less{}",
-        ratio.ratio,
-        interval(ratio, |it| format!("{it:.3}"))
-    )
+    let factor = |it: f64| format!("{it:.2}");
+    format!("factor {}{}", factor(ratio.ratio), interval(ratio, factor))
 }
 
-/// `13.0 % less (12.0 to 14.0)`.
+/// `-13.0 % (-14.0 % to -12.0 %)`.
 fn change_words(ratio: &Ratio) -> String {
     let percent = |it: f64| format!("{:+.1} %", 100.0 * (it - 1.0));
     format!("{}{}", percent(ratio.ratio), interval(ratio, percent))

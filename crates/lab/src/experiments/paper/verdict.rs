@@ -3,14 +3,15 @@
 //! Whether a measured figure reproduces a published one.
 //!
 //! A factor is reproduced where it may be claimed at all, as everywhere in the lab (the 95 % interval over the
-//! repeats leaves out 1), where it goes the same way, and where its logarithm is between half and twice the
+//! repeats leaves out 1, and it is half a percent away from it), where it goes the same way, and where its logarithm is between half and twice the
 //! published one: 3.1 is reproduced by 1.8 to 9.5. A knee is reproduced where both loads around it lie within the
 //! published ones. What these runs cannot measure is not comparable.
 
 use serde::{Deserialize, Serialize};
 
-use super::super::load_search::Knee;
-use super::super::statistics::Ratio;
+use crate::experiments::comparison::MATTERS;
+use crate::experiments::load_search::Knee;
+use crate::experiments::statistics::Ratio;
 
 /// What became of a published figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +58,8 @@ pub(super) fn factor(published: f64, measured: Option<&Ratio>, alike: bool) -> V
     if measured.pairs < 2 {
         return (Outcome::NotComparable, "one repeat claims nothing".into());
     }
-    if !measured.differs() {
+    let nothing = measured.ratio.max(1.0 / measured.ratio) < MATTERS;
+    if nothing || !measured.differs() {
         let why = "the two rules cannot be told apart";
         return (Outcome::NotReproduced, why.into());
     }
@@ -154,6 +156,7 @@ mod tests {
             (1.9, 1.8, 2.0, NotReproduced, "smaller"),
             (0.5, 0.4, 0.6, NotReproduced, "other way"),
             (4.0, 0.9, 20.0, NotReproduced, "told apart"),
+            (0.998, 0.997, 0.999, NotReproduced, "told apart"),
         ] {
             let (got, why) = factor(4.0, Some(&ratio(measured, low, high)), false);
             assert_eq!(got, outcome, "{measured}");
