@@ -70,6 +70,29 @@ impl Estimate {
         })
     }
 
+    /// The same choices by end-to-end latency, of which `actual` is the sum. `residence` is the sum of what
+    /// the requests were expected to take after their first token. It is part of chosen, optimum and alone
+    /// alike and delays nobody: sequences are decoded side by side.
+    ///
+    /// # Errors
+    /// As of [`GapSplit::new`].
+    pub fn end_to_end(&self, actual: Millis, residence: Millis) -> Result<Self, NoEstimate> {
+        let sums = WindowSums {
+            actual,
+            chosen: self.sums.chosen + residence,
+            optimum: self.sums.optimum + residence,
+            alone: self.sums.alone + residence,
+        };
+        let method = match self.method {
+            Method::Exact => Method::Exact,
+            Method::Bounded { optimum_low, .. } => Method::Bounded {
+                optimum_low: optimum_low + residence,
+                optimum_high: sums.optimum,
+            },
+        };
+        Self::new(self.requests, sums, method)
+    }
+
     /// The least that the optimum can be.
     #[must_use]
     pub fn optimum_low(&self) -> Millis {
@@ -89,5 +112,29 @@ impl Estimate {
                 high: low.max(high),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_to_end_adds_the_same_decode_time_to_all_that_was_predicted() {
+        let millis = |[actual, chosen, optimum, alone]: [f64; 4]| WindowSums {
+            actual: Millis::new(actual),
+            chosen: Millis::new(chosen),
+            optimum: Millis::new(optimum),
+            alone: Millis::new(alone),
+        };
+        let bounds = |low, high| Method::Bounded {
+            optimum_low: Millis::new(low),
+            optimum_high: Millis::new(high),
+        };
+        let sums = millis([60.0, 40.0, 30.0, 10.0]);
+        let ttft = Estimate::new(2, sums, bounds(20.0, 30.0)).unwrap();
+        let e2e = ttft.end_to_end(Millis::new(330.0), Millis::new(200.0));
+        let expected = millis([330.0, 240.0, 230.0, 210.0]);
+        assert_eq!(e2e, Estimate::new(2, expected, bounds(220.0, 230.0)));
     }
 }

@@ -2,12 +2,12 @@
 
 //! A range of values, and the range of each gap.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::GapSplit;
 
 /// A closed interval; `low ≤ high`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Smallest value.
     pub low: f64,
@@ -16,13 +16,15 @@ pub struct Interval {
 }
 
 /// One interval for each ratio of a [`GapSplit`], and for PoA-hat.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GapIntervals {
     /// Of [`GapSplit::slowdown`].
     pub slowdown: Interval,
     /// Of [`GapSplit::policy`].
+    #[serde(rename = "policy_gap")]
     pub policy: Interval,
     /// Of [`GapSplit::temporal`].
+    #[serde(rename = "temporal_gap")]
     pub temporal: Interval,
     /// Of [`GapSplit::overload`].
     pub overload: Interval,

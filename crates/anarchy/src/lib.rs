@@ -13,6 +13,7 @@
 
 mod assignment;
 mod estimate;
+mod figures;
 mod gap;
 mod interval;
 mod queueing;
@@ -22,11 +23,12 @@ mod window;
 
 pub use assignment::{Assignment, MAX_COST_MS, Seat, SlotCosts};
 pub use estimate::{Estimate, Method};
+pub use figures::{Figures, Found};
 pub use gap::{GapSplit, WindowSums};
 pub use interval::{GapIntervals, Interval};
 pub use queueing::{NoWait, Prediction, QueueError, Station, StationConfig};
 pub use reason::{Forecast, NoEstimate};
-pub use summary::{Summary, summarise};
+pub use summary::{Summary, summarise, total};
 pub use window::{
     Candidate, Choice, CollectorConfig, CollectorError, Estimator, MAX_FORECAST, MAX_OPEN,
     NotCollected, WindowCollector,

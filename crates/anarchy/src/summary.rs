@@ -12,13 +12,15 @@
 //! # Defaults
 //!
 //! A thousand draws place the ends of a 95 % interval to about a tenth of its width. It needs two
-//! windows: one window drawn from itself never varies, which would look like certainty. Neighbouring
-//! windows share a load and resemble each other, so the interval is rather too narrow than too wide.
+//! windows: one window drawn from itself never varies, which would look like certainty. Of more than
+//! [`UNITS`] windows, neighbours are drawn together, which keeps a long run as cheap as a short one.
+//! Neighbouring windows share a load and resemble each other, so the interval is rather too narrow than
+//! too wide.
 //! It speaks of sampling alone, not of the bounds of large windows: those are in [`Estimate::bounds`].
 //!
 //! # Source
 //!
-//! The percentile bootstrap, Efron 1979, with windows as units.
+//! The percentile bootstrap, Efron 1979, with windows as units; with several in one, Künsch 1989.
 
 use std::collections::BTreeMap;
 
@@ -30,6 +32,8 @@ use crate::{Estimate, GapIntervals, GapSplit, Interval, Method, NoEstimate, Wind
 
 /// Draws of the bootstrap.
 const RESAMPLES: usize = 1_000;
+/// Most units that are drawn from.
+const UNITS: usize = 256;
 /// Share of the draws outside the interval, on each side.
 const TAIL: f64 = 0.025;
 
@@ -66,13 +70,16 @@ pub fn summarise<'a>(
     Summary {
         windows: estimates.len(),
         exact: estimates.iter().filter(exact).count(),
-        total: total(&estimates),
+        total: total(estimates.iter().copied()),
         interval: bootstrap(&estimates, rng),
         without_estimate,
     }
 }
 
-fn total(estimates: &[&Estimate]) -> Option<Estimate> {
+/// Windows as one: sums of sums, and their ratios. Absent without a window, or when a sum reaches
+/// [`Millis::LIMIT`].
+pub fn total<'a>(estimates: impl IntoIterator<Item = &'a Estimate>) -> Option<Estimate> {
+    let estimates: Vec<_> = estimates.into_iter().collect();
     let sums = added(estimates.iter().map(|estimate| estimate.sums));
     let method = if estimates
         .iter()
@@ -96,9 +103,14 @@ fn bootstrap(estimates: &[&Estimate], rng: &mut impl Rng) -> Option<GapIntervals
     if estimates.len() < 2 {
         return None;
     }
+    let together = estimates.len().div_ceil(UNITS);
+    let units = estimates.chunks(together);
+    let units: Vec<_> = units
+        .map(|unit| added(unit.iter().map(|estimate| estimate.sums)))
+        .collect();
     let mut draw = || {
-        let picks = (0..estimates.len()).map(|_| rng.random_range(0..estimates.len()));
-        GapSplit::new(added(picks.map(|pick| estimates[pick].sums))).ok()
+        let picks = (0..units.len()).map(|_| rng.random_range(0..units.len()));
+        GapSplit::new(added(picks.map(|pick| units[pick]))).ok()
     };
     let draws: Option<Vec<GapSplit>> = (0..RESAMPLES).map(|_| draw()).collect();
     let draws = draws?;
@@ -210,6 +222,15 @@ mod tests {
         assert_eq!((low, high), (1.0, 2.0));
         let Interval { low, high } = interval.unwrap().poa_hat;
         assert_eq!((low, high), (1.0, 4.0));
+    }
+
+    #[test]
+    fn of_many_windows_neighbours_are_drawn_together() {
+        // In pairs all are alike.
+        let pair = [window(20, 20, 20, 20), window(80, 40, 20, 10)];
+        let windows: Vec<Window> = pair.iter().cycle().take(2 * UNITS).cloned().collect();
+        let Interval { low, high } = summary(&windows).interval.unwrap().policy;
+        assert_eq!((low, high), (1.5, 1.5));
     }
 
     #[test]

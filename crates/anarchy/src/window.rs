@@ -97,8 +97,8 @@ pub struct Choice {
     pub chosen: WorkerKey,
     /// The frozen row: every candidate once, the chosen one among them.
     pub candidates: Vec<Candidate>,
-    /// What the request took: TTFT, or end-to-end latency. In the latter case `own` of every candidate
-    /// contains the same decode time, so that both sides of the comparison do.
+    /// What the request took from the decision to its first token. For the latency to its last token see
+    /// [`Estimate::end_to_end`].
     pub actual: Millis,
 }
 

@@ -32,6 +32,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod adapter;
+mod anarchy;
 pub mod baselines;
 pub mod cli;
 mod engines;
@@ -54,6 +55,7 @@ pub mod workloads;
 pub use adapter::{
     Decision, Ending, Listing, PoolRecord, RegimeSince, RequestRecord, RunRecord, WorkerConfig,
 };
+pub use anarchy::{Anarchy, Gaps, STRETCHES, Stretch};
 pub use engines::{DEFAULT_ENGINE, Engine, EngineError, EnginePreset};
 pub use lifecycle::{Lifecycle, RegimeLifecycle};
 pub use metrics::{Distribution, Metrics, Slo};

@@ -97,7 +97,7 @@ fn link_dynamo(link: &mut Link<'_>) -> anyhow::Result<Option<Box<dyn Lifecycle>>
 fn link_regime(link: &mut Link<'_>) -> anyhow::Result<Option<Box<dyn Lifecycle>>> {
     let options = regime_policy::Options {
         clock: Some(Arc::clone(&link.clock) as Arc<dyn Clock>),
-        score_probe: None,
+        ..regime_policy::Options::default()
     };
     let handle = regime_policy::register_with(link.registry, options)?;
     let lifecycle = RegimeLifecycle::new(&handle, &link.workers);

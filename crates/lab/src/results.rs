@@ -12,6 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::anarchy::Anarchy;
 use crate::experiments::{Comparison, PaperReport, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
@@ -101,6 +102,12 @@ pub struct RunEntry {
     /// Measurements.
     #[serde(flatten)]
     pub metrics: Metrics,
+    /// Price of Anarchy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anarchy: Option<Anarchy>,
+    /// Why there is none: `not_watched`, or the name of a `NoEstimate` of `regime-anarchy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anarchy_unavailable: Option<String>,
     /// Wall-clock times: the only values that differ between two runs of the same inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall: Option<SelectionCost>,
@@ -125,6 +132,8 @@ impl RunEntry {
             seed: experiment.seed,
             settings: experiment.settings.clone(),
             metrics: run.metrics.clone(),
+            anarchy: run.anarchy.clone().ok(),
+            anarchy_unavailable: run.anarchy.as_ref().err().map(|why| (*why).to_owned()),
             wall: Some(run.selection),
             more: objects(experiment, run),
         }
@@ -356,6 +365,8 @@ mod tests {
                 ttft_ms: Distribution::of(vec![0.1 + 0.2]),
                 ..Metrics::default()
             },
+            anarchy: None,
+            anarchy_unavailable: None,
             wall: None,
             more: Map::from_iter([("regimes".into(), json!({"below": 1}))]),
         }

@@ -16,6 +16,7 @@ use regime_policy::{Report, SystemClock};
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{Listing, RunRecord, SimulationSettings, simulate};
+use crate::anarchy::Anarchy;
 use crate::engines::Engine;
 use crate::metrics::{Metrics, Slo};
 use crate::policies::{Catalog, Policy, PolicyError};
@@ -112,7 +113,7 @@ pub struct Settings {
     /// Virtual time at which the run is cut, ms. Absent: run to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time_ms: Option<f64>,
-    /// Requests at the start whose TTFT and time to the last token are not measured. In a closed loop all
+    /// Requests at the start whose TTFT, time to the last token and Price of Anarchy are not measured. In a closed loop all
     /// sessions begin at once, and that burst would be the P99.
     #[serde(skip_serializing_if = "is_zero")]
     pub warm_up: usize,
@@ -187,6 +188,8 @@ pub struct Run {
     pub record: RunRecord,
     /// What the regime-aware policy believed at the end, when it was the policy.
     pub report: Option<Report>,
+    /// Price of Anarchy, or in a word why there is none.
+    pub anarchy: Result<Anarchy, &'static str>,
 }
 
 /// Wall-clock cost of the policy.
@@ -261,8 +264,11 @@ impl Experiment {
             },
         })?;
         let selections = simulated.selection.selections;
+        let watched = simulated.watched.ok_or("not_watched");
+        let warm_up = self.settings.warm_up;
+        let anarchy = watched.and_then(|watched| Anarchy::of(&simulated.record, watched, warm_up));
         Ok(Run {
-            metrics: Metrics::of(&simulated.record, self.settings.slo, self.settings.warm_up),
+            metrics: Metrics::of(&simulated.record, self.settings.slo, warm_up),
             selection: SelectionCost {
                 selections,
                 mean_us: crate::metrics::ratio(
@@ -272,6 +278,7 @@ impl Experiment {
             },
             record: simulated.record,
             report: simulated.report,
+            anarchy,
         })
     }
 }

@@ -48,6 +48,8 @@ pub(crate) struct Candidate {
     pub(crate) remaining: Option<Millis>,
     /// Cached prefix, weighted by tier.
     pub(crate) credit: Blocks,
+    /// Prefix in use there though no KV event has told of it; forecasts believe in the larger of the two.
+    pub(crate) in_use: Blocks,
     /// Relative slowness s_j; 1 is the pool's typical worker.
     pub(crate) slowness: f64,
     /// Added because the worker keeps failing.
@@ -61,8 +63,8 @@ pub(crate) struct Candidate {
 pub(crate) struct Cost {
     /// What the choice minimises. Milliseconds in the calibrated model, blocks in the paper's.
     pub(crate) total: f64,
-    /// Predicted TTFT, wait plus own prefill. Zero where the stage does not prefill, or the model does
-    /// not predict.
+    /// Predicted TTFT, wait plus own prefill, by calibrated rates whatever the model. Zero where the stage
+    /// does not prefill.
     pub(crate) predicted: Millis,
     /// TTFT on this worker if it were idle.
     pub(crate) alone: Millis,
@@ -72,7 +74,8 @@ pub(crate) struct Cost {
 
 impl Candidate {
     fn uncached_tokens(&self, request: &RequestFacts) -> f64 {
-        regime_kv::uncached_tokens(request.prompt, request.block_size, self.credit)
+        let credit = self.credit.max(self.in_use);
+        regime_kv::uncached_tokens(request.prompt, request.block_size, credit)
     }
 }
 
@@ -118,6 +121,16 @@ pub(crate) fn impute_missing_loads(
 pub(crate) mod fixtures {
     use super::*;
 
+    pub(crate) const PRICES: Prices = Prices {
+        pass: Millis::new(20.0),
+        token: Millis::new(0.1),
+        prefill: 2.0,
+        seat: Millis::new(5.0),
+        // Two blocks.
+        seat_tokens: 32.0,
+        least_remaining: 0.5,
+    };
+
     pub(crate) fn candidate(id: u64) -> Candidate {
         Candidate {
             worker: WorkerKey::new(id, 0),
@@ -125,6 +138,7 @@ pub(crate) mod fixtures {
             load_known: true,
             remaining: None,
             credit: Blocks::ZERO,
+            in_use: Blocks::ZERO,
             slowness: 1.0,
             penalty: Millis::ZERO,
             taint: 1.0,

@@ -16,11 +16,11 @@ use dynamo_kv_router::WorkerType;
 use parking_lot::Mutex;
 use regime_core::{InFlight, Ledger, LedgerCounts, Outcome, Timestamp, WorkerKey};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::parameters::Checked;
 use crate::periodic::Periodic;
 use crate::pool::{Placement, Pool, PoolId};
-use crate::{ScoreProbe, TtftDelta};
+use crate::{Options, ScoreProbe, TtftDelta};
 
 /// How often discovery is compared with what is tracked.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -28,6 +28,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub(crate) struct Hub {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) probe: Option<ScoreProbe>,
+    /// Choices that each pool keeps for the host; absent where it wants none.
+    export: Option<usize>,
     pools: Mutex<Vec<Weak<Pool>>>,
     feeds: Mutex<Vec<Weak<Feed>>>,
     sweep: Periodic,
@@ -43,10 +45,13 @@ pub(crate) struct Feed {
 }
 
 impl Hub {
-    pub(crate) fn new(clock: Arc<dyn Clock>, probe: Option<ScoreProbe>) -> Self {
+    pub(crate) fn new(options: Options) -> Self {
         Self {
-            clock,
-            probe,
+            clock: options
+                .clock
+                .unwrap_or_else(|| Arc::new(SystemClock::default())),
+            probe: options.score_probe,
+            export: options.export_choices,
             pools: Mutex::default(),
             feeds: Mutex::default(),
             sweep: Periodic::default(),
@@ -54,7 +59,7 @@ impl Hub {
     }
 
     pub(crate) fn add_pool(&self, id: PoolId, parameters: Arc<Checked>) -> Arc<Pool> {
-        let pool = Arc::new(Pool::new(id, parameters));
+        let pool = Arc::new(Pool::new(id, parameters, self.export));
         self.pools.lock().push(Arc::downgrade(&pool));
         pool
     }
@@ -105,7 +110,7 @@ impl Hub {
         self.feed(feed, now, |ledger, outcomes| {
             let placement = ledger.prompt_tokens(id).and_then(|prompt| {
                 self.pool_of(worker)?
-                    .with_state(now, |state| state.pending.claim(worker, prompt, now))
+                    .with_state(now, |state| state.claim(worker, prompt, now))
             });
             ledger.sent(id, worker, now, placement, outcomes);
         });

@@ -22,7 +22,7 @@ pub struct DecisionRow {
     pub worker: WorkerKey,
     /// Total cost: ms with `cost: calibrated`, blocks with `cost: paper`.
     pub cost: f64,
-    /// Predicted TTFT, ms; zero where the stage does not prefill or the model does not predict.
+    /// Predicted TTFT by calibrated rates, ms; zero where the stage does not prefill.
     pub predicted_ms: Millis,
     /// Predicted TTFT on this worker if it were idle, ms.
     pub alone_ms: Millis,
@@ -41,6 +41,15 @@ impl DecisionRow {
     #[must_use]
     pub fn wait_ms(&self) -> Millis {
         self.predicted_ms - self.alone_ms
+    }
+
+    /// The row as the Price of Anarchy sees it.
+    pub(crate) fn forecast(&self) -> regime_anarchy::Candidate {
+        regime_anarchy::Candidate {
+            worker: self.worker,
+            wait: self.wait_ms(),
+            own: self.alone_ms,
+        }
     }
 }
 

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! The returned [`Handle`] is what the host shows: [`Handle::report`] as JSON,
-//! [`Handle::publish_metrics`] before a scrape. State lives and dies with the registration.
+//! [`Handle::publish_metrics`] before a scrape, and [`Handle::measure`] once a second. State lives and dies with the registration.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -32,6 +32,7 @@ mod in_flight;
 mod journal;
 mod late_binding;
 mod metrics;
+mod observer;
 mod parameters;
 mod periodic;
 mod pool;
@@ -47,17 +48,19 @@ pub use guard::{FallbackReason, is_guarded};
 pub use journal::{Decision, DecisionRow};
 pub use late_binding::{LateBinding, LateBindingError};
 pub use metrics::{MetricDoc, metrics_documentation};
+pub use observer::{Observed, Observer};
 pub use parameters::{
-    Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError, Parameters,
-    RegimeTiming, SessionAffinity, Signals, Window,
+    Anarchy, Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError,
+    Parameters, RegimeTiming, SessionAffinity, Signals, Window,
 };
+pub use pool::{ExportCounts, JoinedChoice};
 pub use registration::{
-    CLASSIFIER_TYPE, Handle, Options, POLICY_TYPE, ScoreProbe, TtftDelta, classifier_parameters,
-    policy_parameters, register, register_with,
+    CLASSIFIER_TYPE, Handle, Options, POLICY_TYPE, PoolChoices, ScoreProbe, TtftDelta,
+    classifier_parameters, policy_parameters, register, register_with,
 };
 pub use report::{
-    DecisionsReport, HealthReport, PoolReport, PriceReport, RatesReport, Report, RequestsReport,
-    SCHEMA, SignalReport, TtftReport, WorkerReport,
+    AnarchyReport, DecisionsReport, GapReport, HealthReport, PoolReport, PriceReport, RatesReport,
+    Report, RequestsReport, SCHEMA, SignalReport, TtftReport, WorkerReport,
 };
 
 use dynamo_kv_router::protocols::WorkerWithDpRank;

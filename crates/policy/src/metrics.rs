@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use regime_core::Regime;
 use serde::Serialize;
 
-use crate::report::{HealthReport, PoolReport, Report, WorkerReport};
+use crate::report::{AnarchyReport, GapReport, HealthReport, PoolReport, Report, WorkerReport};
 
 /// Writes reports as metrics; remembers totals, because the facade counts in steps.
 #[derive(Debug)]
@@ -84,6 +84,7 @@ impl Publisher {
         if let Some(share) = pool.decisions.matched_share {
             set("regime_router_matched_share", &base, share);
         }
+        publish_anarchy(&base, &pool.anarchy);
         for (name, total) in [
             ("regime_router_decisions_total", pool.decisions.made),
             (
@@ -123,6 +124,55 @@ impl Publisher {
         let before = written.entry(key).or_default();
         counter!(name, &labels).increment(total.saturating_sub(*before));
         *before = total.max(*before);
+    }
+}
+
+fn publish_anarchy(base: &Labels, anarchy: &AnarchyReport) {
+    if let Some(rate) = anarchy.sampling_rate {
+        set("regime_router_poa_sampling_rate", base, rate);
+    }
+    for (latency, gaps) in [("ttft", &anarchy.ttft), ("e2e", &anarchy.e2e)] {
+        publish_gaps(&with(base, [("latency", latency.to_owned())]), gaps);
+    }
+}
+
+/// What is unavailable is not written, so that its series vanish.
+fn publish_gaps(base: &Labels, gaps: &GapReport) {
+    if let Some(figures) = &gaps.figures {
+        for (name, value) in [
+            ("regime_router_poa_slowdown", figures.slowdown),
+            ("regime_router_poa_policy_gap", figures.policy_gap),
+            ("regime_router_poa_temporal_gap", figures.temporal_gap),
+            ("regime_router_poa_overload", figures.overload),
+            ("regime_router_poa_hat", figures.poa_hat),
+            ("regime_router_poa_requests", figures.n as f64),
+            ("regime_router_poa_windows", figures.windows as f64),
+        ] {
+            set(name, base, value);
+        }
+        if let Some(interval) = &figures.interval {
+            for (ratio, of) in [
+                ("slowdown", interval.slowdown),
+                ("policy_gap", interval.policy),
+                ("temporal_gap", interval.temporal),
+                ("overload", interval.overload),
+                ("hat", interval.poa_hat),
+            ] {
+                let labels = with(base, [("ratio", ratio.to_owned())]);
+                set("regime_router_poa_low", &labels, of.low);
+                set("regime_router_poa_high", &labels, of.high);
+            }
+        }
+    }
+    if let Some(age_ms) = gaps.age_ms {
+        set("regime_router_poa_age_seconds", base, age_ms as f64 / 1e3);
+    }
+    if let Some(share) = gaps.joined_share {
+        set("regime_router_poa_joined_share", base, share);
+    }
+    if let Some(reason) = gaps.unavailable {
+        let labels = with(base, [("reason", reason.to_owned())]);
+        set("regime_router_poa_unavailable", &labels, 1.0);
     }
 }
 
@@ -299,6 +349,71 @@ const GAUGES: &[(&str, Unit, &str)] = &[
         "Share of requests matched with the decision that placed them",
     ),
     (
+        "regime_router_poa_slowdown",
+        Unit::Count,
+        "Latency over that of each request alone on an idle worker: policy gap times temporal gap times overload; label latency is ttft or e2e, as in all of these",
+    ),
+    (
+        "regime_router_poa_policy_gap",
+        Unit::Count,
+        "Predicted latency over that of the best assignment: what the router could have done better",
+    ),
+    (
+        "regime_router_poa_temporal_gap",
+        Unit::Count,
+        "Latency over the predicted one: what happened after the choice",
+    ),
+    (
+        "regime_router_poa_overload",
+        Unit::Count,
+        "Latency of the best assignment over that of each request alone: what no router can fix",
+    ),
+    (
+        "regime_router_poa_hat",
+        Unit::Count,
+        "The paper's Price of Anarchy: policy gap times temporal gap",
+    ),
+    (
+        "regime_router_poa_low",
+        Unit::Count,
+        "Low end of the 95 % interval of a ratio",
+    ),
+    (
+        "regime_router_poa_high",
+        Unit::Count,
+        "High end of the 95 % interval of a ratio",
+    ),
+    (
+        "regime_router_poa_requests",
+        Unit::Count,
+        "Requests behind these ratios",
+    ),
+    (
+        "regime_router_poa_windows",
+        Unit::Count,
+        "Windows behind these ratios",
+    ),
+    (
+        "regime_router_poa_age_seconds",
+        Unit::Seconds,
+        "Age of the newest decision in them",
+    ),
+    (
+        "regime_router_poa_joined_share",
+        Unit::Count,
+        "Share of the decisions in these windows that met their request",
+    ),
+    (
+        "regime_router_poa_sampling_rate",
+        Unit::Count,
+        "Share of the windows that are measured",
+    ),
+    (
+        "regime_router_poa_unavailable",
+        Unit::Count,
+        "1 where the ratios are not known, by reason",
+    ),
+    (
         "regime_router_worker_in_flight",
         Unit::Count,
         "Requests in flight on the worker, before (waiting) and after (running) their first token",
@@ -347,3 +462,109 @@ const COUNTERS: &[(&str, &str)] = &[
         "Changes of the pool's regime, by the regime entered",
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use metrics::{
+        Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString,
+    };
+    use regime_anarchy::{Figures, Found};
+
+    use super::*;
+
+    /// Gauges as they are written: name and labels, and the value.
+    #[derive(Default)]
+    struct Written(Arc<Mutex<Vec<(String, f64)>>>);
+
+    struct Slot(Arc<Mutex<Vec<(String, f64)>>>, String);
+
+    impl GaugeFn for Slot {
+        fn increment(&self, _: f64) {}
+        fn decrement(&self, _: f64) {}
+        fn set(&self, value: f64) {
+            self.0.lock().push((self.1.clone(), value));
+        }
+    }
+
+    impl Recorder for Written {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::noop()
+        }
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            let labels = key.labels().map(|label| label.value());
+            let name = std::iter::once(key.name()).chain(labels);
+            let name = name.collect::<Vec<_>>().join(" ");
+            Gauge::from_arc(Arc::new(Slot(Arc::clone(&self.0), name)))
+        }
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    fn written(anarchy: &AnarchyReport) -> Vec<(String, f64)> {
+        let recorder = Written::default();
+        metrics::with_local_recorder(&recorder, || publish_anarchy(&Vec::new(), anarchy));
+        let written = recorder.0.lock();
+        written.clone()
+    }
+
+    #[test]
+    fn a_ratio_that_is_not_known_is_not_written_but_its_reason_is() {
+        let unavailable = |reason| GapReport {
+            unavailable: Some(reason),
+            ..GapReport::default()
+        };
+        let written = written(&AnarchyReport {
+            sampling_rate: None,
+            ttft: unavailable("no_forecast"),
+            e2e: unavailable("stale"),
+        });
+        let gauge = |labels: &str| (format!("regime_router_poa_unavailable {labels}"), 1.0);
+        assert_eq!(written, [gauge("ttft no_forecast"), gauge("e2e stale")]);
+    }
+
+    #[test]
+    fn ratios_are_written_by_latency_and_every_one_is_documented() {
+        let figures = Figures {
+            n: 32,
+            windows: 2,
+            slowdown: 3.0,
+            policy_gap: 1.5,
+            temporal_gap: 1.0,
+            overload: 2.0,
+            poa_hat: 1.5,
+            method: Found::Exact,
+            bounds: None,
+            interval: None,
+        };
+        let gaps = GapReport {
+            figures: Some(figures),
+            age_ms: Some(2_000),
+            joined_share: Some(1.0),
+            ..GapReport::default()
+        };
+        let written = written(&AnarchyReport {
+            sampling_rate: Some(0.5),
+            ttft: gaps.clone(),
+            e2e: gaps,
+        });
+        for (name, value) in [
+            ("regime_router_poa_policy_gap ttft", 1.5),
+            ("regime_router_poa_slowdown e2e", 3.0),
+            ("regime_router_poa_age_seconds e2e", 2.0),
+            ("regime_router_poa_sampling_rate", 0.5),
+        ] {
+            assert!(written.contains(&(name.to_owned(), value)), "{name}");
+        }
+        let documented: Vec<_> = metrics_documentation().iter().map(|it| it.name).collect();
+        for (name, _) in written {
+            let name = name.split(' ').next().unwrap_or_default();
+            assert!(documented.contains(&name), "{name}");
+        }
+    }
+}

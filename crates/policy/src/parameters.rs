@@ -82,6 +82,8 @@ pub struct Parameters {
     pub calibration: CalibrationConfig,
     /// The paper's cost model.
     pub paper: Paper,
+    /// Measuring the Price of Anarchy.
+    pub anarchy: Anarchy,
 }
 
 impl Default for Parameters {
@@ -103,6 +105,39 @@ impl Default for Parameters {
             calibrated: Calibrated::default(),
             calibration: CalibrationConfig::default(),
             paper: Paper::default(),
+            anarchy: Anarchy::default(),
+        }
+    }
+}
+
+/// Measuring the Price of Anarchy. It changes no decision.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Anarchy {
+    /// Length of a window, from its first decision, ms. Short against the service of a request, so that
+    /// its requests compete for the same moment.
+    pub window_ms: f64,
+    /// Decisions in a window at most.
+    pub window_requests: usize,
+    /// Share of one core that may be spent: windows beyond it are skipped. 0 measures nothing.
+    pub core_share: f64,
+    /// Newest windows that a figure is made of.
+    pub windows: usize,
+    /// Age at which a window no longer counts, ms.
+    pub max_age_ms: f64,
+    /// Time after the first decision of a window at which requests that have not ended are left out, ms.
+    pub patience_ms: f64,
+}
+
+impl Default for Anarchy {
+    fn default() -> Self {
+        Self {
+            window_ms: 250.0,
+            window_requests: 16,
+            core_share: 0.03,
+            windows: 256,
+            max_age_ms: 60_000.0,
+            patience_ms: 120_000.0,
         }
     }
 }
@@ -353,7 +388,27 @@ pub(crate) struct Checked {
     pub(crate) accrual: FailureAccrual,
     pub(crate) calibration: PoolCalibration,
     pub(crate) curve: LatencyCurve,
+    pub(crate) metering: Metering,
+    pub(crate) horizon: Horizon,
     signals: Signals,
+}
+
+/// Which decisions are kept to be measured, and how long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Metering {
+    pub(crate) window_span: Duration,
+    pub(crate) window_requests: usize,
+    pub(crate) core_share: f64,
+    pub(crate) patience: Duration,
+}
+
+/// Which measured windows a figure is made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Horizon {
+    pub(crate) windows: usize,
+    pub(crate) max_age: Duration,
+    /// Of the bootstrap.
+    pub(crate) seed: u64,
 }
 
 impl Checked {
@@ -372,11 +427,6 @@ impl Checked {
             .zip(self.cuts())
             .filter_map(|(reading, cuts)| cuts.map(|_| reading))
             .collect()
-    }
-
-    /// Whether prefixes are credited that no KV event told of yet. The paper's cost stays the paper's.
-    pub(crate) fn credits_in_flight(&self) -> bool {
-        self.raw.calibrated.in_flight && self.raw.cost == CostModel::Calibrated
     }
 }
 
@@ -409,6 +459,7 @@ impl Parameters {
         non_negative("failures.penalty_ms", self.failures.penalty_ms)?;
         self.check_calibrated()?;
         self.check_paper()?;
+        self.check_anarchy()?;
         nested("tier_weights", self.tier_weights.validate())?;
 
         let window = WindowConfig {
@@ -447,6 +498,17 @@ impl Parameters {
             accrual: nested("failures", FailureAccrual::new(accrual))?,
             calibration: nested("calibration", PoolCalibration::new(self.calibration))?,
             curve: nested("paper.curve", LatencyCurve::new(self.paper.curve))?,
+            metering: Metering {
+                window_span: millis(self.anarchy.window_ms),
+                window_requests: self.anarchy.window_requests,
+                core_share: self.anarchy.core_share,
+                patience: millis(self.anarchy.patience_ms),
+            },
+            horizon: Horizon {
+                windows: self.anarchy.windows,
+                max_age: millis(self.anarchy.max_age_ms),
+                seed: self.seed,
+            },
             signals,
             raw: self,
         })
@@ -512,6 +574,31 @@ impl Parameters {
             ));
         }
         in_range("paper.leave_share", paper.leave_share, 0.0, 1.0, "0 to 1")
+    }
+
+    fn check_anarchy(&self) -> Result<(), ParameterError> {
+        let Anarchy {
+            window_ms,
+            window_requests,
+            core_share,
+            windows,
+            max_age_ms,
+            patience_ms,
+        } = self.anarchy;
+        in_range("anarchy.window_ms", window_ms, 1.0, 3.6e6, "1 to 3600000")?;
+        if !(1..=250).contains(&window_requests) {
+            return Err(refuse(
+                "anarchy.window_requests",
+                window_requests,
+                "1 to 250",
+            ));
+        }
+        in_range("anarchy.core_share", core_share, 0.0, 1.0, "0 to 1")?;
+        if !(2..=10_000).contains(&windows) {
+            return Err(refuse("anarchy.windows", windows, "2 to 10000"));
+        }
+        positive_ms("anarchy.max_age_ms", max_age_ms)?;
+        positive_ms("anarchy.patience_ms", patience_ms)
     }
 
     /// Scale-free cuts for the calibrated model, θ1 and θ2 for the paper's. A level is left a quarter

@@ -8,6 +8,8 @@
 //! tick runs when a selection, an event or a reader comes by and one is due, and readers project the
 //! last one to their own time, so that silence ages the state too.
 
+mod gauge;
+mod meter;
 mod pending;
 mod snapshot;
 mod state;
@@ -17,17 +19,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use dynamo_kv_router::WorkerType;
+use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
 use parking_lot::Mutex;
 use regime_core::{Timestamp, WorkerKey};
 
+use gauge::{Gauge, Measured};
+pub use meter::{ExportCounts, JoinedChoice};
 pub(crate) use pending::Placement;
 pub(crate) use snapshot::Snapshot;
 pub(crate) use state::{Health, SignalReading, State, WorkerState};
 
+use crate::clock::Clock;
 use crate::journal::Journal;
 use crate::parameters::Checked;
 use crate::periodic::Periodic;
+use crate::report::AnarchyReport;
 use crate::{FallbackReason, TtftDelta};
 
 /// Unread decisions that are kept: a second at 1,000 requests/s between two ticks, four times over.
@@ -41,6 +47,16 @@ pub(crate) struct PoolId {
     pub(crate) model: String,
     pub(crate) routing_group: String,
     pub(crate) role: WorkerType,
+}
+
+impl PoolId {
+    pub(crate) fn new(role: WorkerType, partition: RoutingPartitionRef<'_>) -> Self {
+        Self {
+            model: partition.model_name.to_owned(),
+            routing_group: partition.routing_group.to_owned(),
+            role,
+        }
+    }
 }
 
 /// Events that only ever count up.
@@ -65,16 +81,19 @@ pub(crate) struct Pool {
     pub(crate) counters: Counters,
     snapshot: ArcSwap<Snapshot>,
     state: Mutex<State>,
+    /// Never locked together with the state.
+    gauge: Mutex<Gauge>,
     tick: Periodic,
     log: Periodic,
 }
 
 impl Pool {
-    pub(crate) fn new(id: PoolId, parameters: Arc<Checked>) -> Self {
-        let state = State::new(id.role, &parameters);
+    pub(crate) fn new(id: PoolId, parameters: Arc<Checked>, export: Option<usize>) -> Self {
+        let state = State::new(id.role, &parameters, export);
         Self {
             snapshot: ArcSwap::from_pointee(state.snapshot(Timestamp::ORIGIN)),
             state: Mutex::new(state),
+            gauge: Mutex::default(),
             journal: Journal::new(JOURNAL_CAPACITY),
             counters: Counters::default(),
             tick: Periodic::default(),
@@ -126,6 +145,38 @@ impl Pool {
     /// Feed TTFTs that the frontend measured, for stages that no classifier event reaches.
     pub(crate) fn observe_ttft(&self, delta: &TtftDelta, now: Timestamp) {
         self.with_state(now, |state| state.observe_ttft(delta, now));
+    }
+
+    /// Measure the Price of Anarchy of the windows that have settled. Takes its time, off the request path.
+    pub(crate) fn measure(&self, clock: &dyn Clock) {
+        let now = clock.now();
+        let measurable = self.with_state(now, |state| {
+            let meter = state.meter.as_mut();
+            meter.map(|meter| meter.take_measurable(now))
+        });
+        let Some(windows) = measurable else {
+            return;
+        };
+        let measured = windows.iter().map(Measured::new).collect();
+        let horizon = self.parameters.horizon;
+        self.gauge.lock().add(measured, horizon, now);
+        let done = clock.now();
+        self.with_state(done, |state| {
+            if let Some(meter) = &mut state.meter {
+                meter.pay(done, done.since(now), windows.len());
+            }
+        });
+    }
+
+    /// The Price of Anarchy as it stands at `now`.
+    pub(crate) fn anarchy(&self, now: Timestamp) -> AnarchyReport {
+        let unavailable =
+            gauge::excluded(self.id.role)
+                .or((self.parameters.metering.core_share <= 0.0)
+                    .then_some(gauge::reason::SWITCHED_OFF));
+        let rate = self.with_state(now, |state| state.meter.as_ref()?.sampling_rate());
+        let gauge = self.gauge.lock();
+        gauge.report(unavailable, rate, self.parameters.horizon, now)
     }
 
     /// Count a use of the fallback rule, and log it at most once a minute.

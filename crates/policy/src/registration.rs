@@ -18,13 +18,14 @@ use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
 use regime_core::{Ledger, LedgerConfig, WorkerKey};
 
 use crate::classifier::{FeedbackClassifier, FeedbackParameters};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
 use crate::feedback::Feedback;
 use crate::hub::Hub;
 use crate::key_of;
 use crate::metrics::Publisher;
-use crate::parameters::{ParameterDoc, Parameters, documentation};
-use crate::pool::{Placement, PoolId};
+use crate::observer::Observer;
+use crate::parameters::{ParameterDoc, ParameterError, Parameters, documentation};
+use crate::pool::{ExportCounts, JoinedChoice, Placement, PoolId};
 use crate::report::{Report, report};
 use crate::selection;
 
@@ -43,6 +44,9 @@ pub struct Options {
     pub clock: Option<Arc<dyn Clock>>,
     /// Fault injection; none in production.
     pub score_probe: Option<ScoreProbe>,
+    /// Keep every decision with what became of it, for [`Handle::take_choices`], so many for each pool
+    /// between two calls. Absent: none.
+    pub export_choices: Option<usize>,
 }
 
 /// New observations in the frontend's own TTFT histogram since the last call.
@@ -56,6 +60,21 @@ pub struct TtftDelta {
     pub count: u64,
 }
 
+/// Decisions of one pool with what became of them.
+#[derive(Debug, Clone)]
+pub struct PoolChoices {
+    /// Model served.
+    pub model: String,
+    /// Dynamo's routing group.
+    pub routing_group: String,
+    /// `aggregated`: other pools have no forecast or learn of no outcome.
+    pub role: &'static str,
+    /// Decisions whose requests have ended since the last call, or have had long enough; about in order.
+    pub choices: Vec<JoinedChoice>,
+    /// Totals since the start.
+    pub counts: ExportCounts,
+}
+
 /// What a registration shares with its host. Clones share one state.
 #[derive(Clone)]
 pub struct Handle {
@@ -64,6 +83,31 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// A state of its own that chooses nothing, for [`Handle::observer`].
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            hub: Arc::new(Hub::new(options)),
+            publisher: Arc::new(Publisher::new()),
+        }
+    }
+
+    /// Observe the pool of `role` while another policy chooses in it.
+    ///
+    /// # Errors
+    /// As at start-up: names the first parameter out of range.
+    pub fn observer(
+        &self,
+        parameters: Parameters,
+        config: &KvRouterConfig,
+        role: WorkerType,
+        partition: RoutingPartitionRef<'_>,
+    ) -> Result<Observer, ParameterError> {
+        let id = PoolId::new(role, partition);
+        let pool = self.hub.add_pool(id, Arc::new(parameters.check()?));
+        Ok(Observer::new(pool, config, Arc::clone(&self.hub.clock)))
+    }
+
     /// Everything believed now.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -75,6 +119,35 @@ impl Handle {
         let report = self.report();
         self.publisher.publish(&report);
         report
+    }
+
+    /// Measure the Price of Anarchy of the windows that have settled since the last call. To be called
+    /// about once a second, from a thread of the host's own: it computes for up to
+    /// `anarchy.core_share` of that time, and without it nothing is measured.
+    pub fn measure(&self) {
+        for pool in self.hub.pools() {
+            pool.measure(self.hub.clock.as_ref());
+        }
+    }
+
+    /// Decisions with what became of them, since the last call; see [`Options::export_choices`].
+    #[must_use]
+    pub fn take_choices(&self) -> Vec<PoolChoices> {
+        let now = self.hub.clock.now();
+        let taken = self.hub.pools().into_iter().filter_map(|pool| {
+            let (choices, counts) = pool.with_state(now, |state| {
+                let meter = state.meter.as_mut();
+                meter.map(|meter| meter.take_exported(now))
+            })?;
+            Some(PoolChoices {
+                model: pool.id.model.clone(),
+                routing_group: pool.id.routing_group.clone(),
+                role: pool.id.role.as_str(),
+                choices,
+                counts,
+            })
+        });
+        taken.collect()
     }
 
     /// A channel through which a host without Dynamo's classifier tells what became of requests.
@@ -138,14 +211,12 @@ pub fn register_with(
     registry: &mut RouterPluginRegistry,
     options: Options,
 ) -> Result<Handle, RouterPluginRegistryError> {
-    let clock = options
-        .clock
-        .unwrap_or_else(|| Arc::new(SystemClock::default()));
-    let hub = Arc::new(Hub::new(clock, options.score_probe));
+    let handle = Handle::new(options);
+    let hub = &handle.hub;
     registry.register_worker_selection(
         POLICY_TYPE,
         Arc::new({
-            let hub = Arc::clone(&hub);
+            let hub = Arc::clone(hub);
             move |parameters: &WorkerSelectionPolicyParameters| {
                 policy_factory(Arc::clone(&hub), parameters)
             }
@@ -154,16 +225,13 @@ pub fn register_with(
     registry.register_request_classifier(
         CLASSIFIER_TYPE,
         Arc::new({
-            let hub = Arc::clone(&hub);
+            let hub = Arc::clone(hub);
             move |parameters: &RequestClassifierParameters| {
                 classifier_factory(Arc::clone(&hub), parameters)
             }
         }),
     )?;
-    Ok(Handle {
-        hub,
-        publisher: Arc::new(Publisher::new()),
-    })
+    Ok(handle)
 }
 
 fn policy_factory(
@@ -177,13 +245,8 @@ fn policy_factory(
     let parameters = Arc::new(parameters);
     Ok(Arc::new(
         move |config: &KvRouterConfig, role: WorkerType, partition: RoutingPartitionRef<'_>| {
-            let id = PoolId {
-                model: partition.model_name.to_owned(),
-                routing_group: partition.routing_group.to_owned(),
-                role,
-            };
-            let pool = hub.add_pool(id, Arc::clone(&parameters));
-            selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone())
+            let pool = hub.add_pool(PoolId::new(role, partition), Arc::clone(&parameters));
+            selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone()).0
         },
     ))
 }

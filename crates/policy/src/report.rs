@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
+use regime_anarchy::Figures;
 use regime_core::{InFlight, LedgerCounts, RateSource, Regime, Timestamp, WorkerKey};
 use serde::Serialize;
 
@@ -66,6 +67,8 @@ pub struct PoolReport {
     pub price: PriceReport,
     /// Requests in flight, over all workers.
     pub in_flight: InFlight,
+    /// Price of Anarchy over the newest windows.
+    pub anarchy: AnarchyReport,
     /// Regime changes since the start, by the regime entered.
     pub changes: BTreeMap<&'static str, u64>,
     /// Decisions since the start.
@@ -185,6 +188,41 @@ pub struct DecisionsReport {
     pub matched_share: Option<f64>,
 }
 
+/// Price of Anarchy of a pool, see `regime-anarchy`.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct AnarchyReport {
+    /// Share of the windows that are measured; absent before the first window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling_rate: Option<f64>,
+    /// By time from the decision to the first token.
+    #[serde(flatten)]
+    pub ttft: GapReport,
+    /// By time from the decision to the last token.
+    pub e2e: GapReport,
+}
+
+/// Price of Anarchy by one latency: figures, or why there are none.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct GapReport {
+    /// The ratios, with requests and windows behind them.
+    #[serde(flatten)]
+    pub figures: Option<Figures>,
+    /// Age of the newest decision in them, ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<u64>,
+    /// Share of the decisions in these windows that met their request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joined_share: Option<f64>,
+    /// Why there are no figures: `no_forecast`, the stage does not prefill; `no_outcomes`, no event tells
+    /// what became of requests; `switched_off`; `not_measured` yet; `stale`; or the name of a
+    /// [`NoEstimate`](regime_anarchy::NoEstimate).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<&'static str>,
+    /// Windows without an estimate, by the name of the reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub without_estimate: BTreeMap<&'static str, usize>,
+}
+
 /// One worker.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorkerReport {
@@ -236,6 +274,7 @@ fn pool_report(hub: &Hub, pool: &Pool, now: Timestamp) -> PoolReport {
         report.in_flight.waiting += worker.in_flight.waiting;
         report.in_flight.running += worker.in_flight.running;
     }
+    report.anarchy = pool.anarchy(now);
     report
 }
 
@@ -266,6 +305,7 @@ fn summarise(pool: &Pool, state: &State, now: Timestamp) -> PoolReport {
         },
         price: price(pool, state, now),
         in_flight: InFlight::default(),
+        anarchy: AnarchyReport::default(),
         changes: Regime::ALL
             .iter()
             .map(|&regime| (regime.as_str(), state.changes[regime as usize]))

@@ -18,7 +18,7 @@ use dynamo_kv_router::{KvRouterConfig, WorkerType};
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
-use regime_core::{Blocks, Millis, Regime, Timestamp, Tokens};
+use regime_core::{Blocks, Millis, Regime, Timestamp, Tokens, WorkerKey};
 use regime_kv::{CacheView, Overlap};
 
 use crate::choice::{Choice, Contender, Rule, choose};
@@ -32,13 +32,14 @@ use crate::pool::{Pool, Snapshot};
 use crate::progress::Progress;
 use crate::{ScoreProbe, key_of};
 
-/// Compose the policy of one pool.
+/// Compose the policy of one pool. It shares the tables with whoever wants to look into them after a
+/// selection.
 pub(crate) fn policy(
     pool: Arc<Pool>,
     config: &KvRouterConfig,
     clock: Arc<dyn Clock>,
     probe: Option<ScoreProbe>,
-) -> WorkerSelectionPolicy {
+) -> (WorkerSelectionPolicy, Arc<Mutex<Scratch>>) {
     let role = pool.id.role;
     let exclusive = pool.parameters.raw.session_affinity == SessionAffinity::Exclusive;
     let scratch = Arc::new(Mutex::new(Scratch::new(&pool)));
@@ -52,16 +53,17 @@ pub(crate) fn policy(
     };
     let picker = Picker {
         pool,
-        scratch,
+        scratch: Arc::clone(&scratch),
         clock,
     };
-    WorkerSelectionPolicy::new(
+    let policy = WorkerSelectionPolicy::new(
         config.clone(),
         role.as_str(),
         vec![Box::new(scorer)],
         Box::new(picker),
     )
-    .with_exclusive_affinity(exclusive)
+    .with_exclusive_affinity(exclusive);
+    (policy, scratch)
 }
 
 /// Plain decode and encode stages reuse no prefix, so they ask for no cache: a host that is asked for
@@ -77,7 +79,7 @@ fn inputs(role: WorkerType, conditional_disaggregation: bool) -> WorkerInputs {
 
 /// Tables of the selection in progress. Scorer and picker are called one after the other by one
 /// actor, so nobody ever waits for the lock.
-struct Scratch {
+pub(crate) struct Scratch {
     rng: Pcg64Mcg,
     candidates: Vec<Candidate>,
     costs: Vec<Cost>,
@@ -89,6 +91,8 @@ struct Scratch {
     tau: f64,
     /// Whether the tables belong to the selection in progress and may be journalled.
     scored: bool,
+    /// The worker that somebody else chose for the selection in progress; see [`crate::Observer`].
+    pub(crate) given: Option<WorkerKey>,
 }
 
 impl Scratch {
@@ -104,11 +108,23 @@ impl Scratch {
             regime: Regime::Unknown,
             tau: 0.0,
             scored: false,
+            given: None,
         }
     }
-}
 
-impl Scratch {
+    /// The forecasts of the last selection in the order of the workers; absent when it failed.
+    pub(crate) fn forecasts(&self) -> Option<Vec<regime_anarchy::Candidate>> {
+        let rows = self.candidates.iter().zip(&self.costs);
+        let forecast = |(candidate, cost): (&Candidate, &Cost)| regime_anarchy::Candidate {
+            worker: candidate.worker,
+            wait: cost.predicted - cost.alone,
+            own: cost.alone,
+        };
+        let mut forecasts: Vec<_> = rows.map(forecast).collect();
+        forecasts.sort_unstable_by_key(|row| row.worker);
+        self.scored.then_some(forecasts)
+    }
+
     /// Remember what the selection in progress put where.
     fn placed(&mut self, row: usize, request_blocks: f64, now: Timestamp) {
         let (Some(row), Some(cost)) = (self.candidates.get(row), self.costs.get(row)) else {
@@ -216,7 +232,7 @@ fn price(
         scratch.candidates.push(candidate);
     }
     if request.prefills {
-        if parameters.credits_in_flight() {
+        if parameters.raw.calibrated.in_flight {
             credit_in_flight(scratch, context.request_blocks() as f64);
         }
         note_progress(scratch, now);
@@ -244,6 +260,7 @@ fn price(
                 &request,
                 &parameters.curve,
                 row.omega,
+                &snapshot.prices,
                 &scratch.candidates,
                 &mut scratch.costs,
             );
@@ -295,6 +312,7 @@ fn candidate(
         load_known: load.is_available(),
         remaining: None,
         credit,
+        in_use: Blocks::ZERO,
         slowness: known.map_or(1.0, |worker| worker.slowness),
         penalty: Millis::new(if held {
             parameters.failures.penalty_ms
@@ -315,7 +333,7 @@ fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
             ..
         } = row.load;
         let shared = seen.shared(row.worker, active_requests, decode_blocks, request_blocks);
-        row.credit = row.credit.max(shared);
+        row.in_use = shared;
     }
 }
 
@@ -408,6 +426,18 @@ impl Picker {
         scratch: &mut Scratch,
         now: Timestamp,
     ) -> Result<Choice, Failure> {
+        if let Some(worker) = scratch.given {
+            let offered = input.candidates().iter();
+            let row = offered
+                .map(|row| key_of(row.worker()))
+                .position(|it| it == worker);
+            let row = row.ok_or_else(|| Failure::error("the given worker is no candidate"))?;
+            return Ok(Choice {
+                row,
+                worker,
+                failed_open: false,
+            });
+        }
         let parameters = &self.pool.parameters.raw;
         if scratch.scored && scratch.candidates.len() != input.candidates().len() {
             return Err(Failure::error("scored and offered rows differ in number"));

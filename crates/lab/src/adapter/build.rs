@@ -17,9 +17,11 @@ use super::fleet::Fleet;
 use super::record::RunRecord;
 use super::roster::{Listing, Roster};
 use super::router::{Router, SelectionTime, role_config};
+use super::shadow::{self, Shadow, Watched};
 use super::simulation::{Pool, Setup, Simulation};
 use super::watch::RegimeWatch;
 use crate::engines::Engine;
+use crate::lifecycle::RegimeLifecycle;
 use crate::policies::{Catalog, Policy};
 use crate::topology::Topology;
 use crate::workload::Workload;
@@ -40,6 +42,7 @@ pub(crate) struct Simulated {
     pub(crate) record: RunRecord,
     pub(crate) selection: SelectionTime,
     pub(crate) report: Option<Report>,
+    pub(crate) watched: Option<Watched>,
 }
 
 /// Run one experiment.
@@ -89,7 +92,10 @@ pub(crate) fn simulate(
     if settings.listing == Listing::Reverse {
         names.reverse();
     }
-    let mut built = policy.build(catalog, settings.seed, names)?;
+    let mut built = policy.build(catalog, settings.seed, names.clone())?;
+    let shadow = shadow::handle(&built.clock);
+    let told = RegimeLifecycle::new(&shadow, &names);
+    built.lifecycles.push(Box::new(told));
     if settings.queue_threshold.is_some() {
         built.config.router_queue_threshold = settings.queue_threshold;
     }
@@ -99,11 +105,15 @@ pub(crate) fn simulate(
     for ((role, workers), roster) in roles.into_iter().zip(rosters) {
         let config = role_config(built.config.clone(), role);
         let chooser = built.chooser(role, &config)?;
+        let watched = (role != WorkerType::Decode)
+            .then(|| Shadow::new(&shadow, &built.clock, role, &config))
+            .transpose()?;
         let router = Router::new(
             config,
             u32::try_from(engine.block_size())?,
             roster,
             chooser,
+            watched,
             settings.kv_event_lag_ms,
             Arc::clone(&settings.stopwatch),
         )
@@ -135,13 +145,9 @@ pub(crate) fn simulate(
         clock: built.clock,
         lifecycles: built.lifecycles,
         watch: RegimeWatch::new(built.handle),
+        shadow,
     };
-    let (record, selection, report) = Simulation::new(workload, setup).run()?;
-    Ok(Simulated {
-        record,
-        selection,
-        report,
-    })
+    Simulation::new(workload, setup).run()
 }
 
 fn build_engine(

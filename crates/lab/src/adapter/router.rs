@@ -43,6 +43,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::roster::{Roster, Seat, WorkerConfig};
+use super::shadow::Shadow;
+use super::simulation::request_index;
 use crate::baselines::{Baseline, BaselineRequest, BaselineRow};
 use crate::policies::{MODEL, Selector};
 
@@ -100,6 +102,8 @@ pub(super) struct Router {
     block_size: u32,
     roster: Roster,
     chooser: Chooser,
+    /// Prices what the chooser chose; absent where nothing is forecast.
+    shadow: Option<Shadow>,
     slots: ActiveSequencesMultiWorker<NoopSequencePublisher>,
     tracking: TrackingHashContext,
     index: Index,
@@ -135,6 +139,7 @@ impl Router {
         block_size: u32,
         roster: Roster,
         chooser: Chooser,
+        shadow: Option<Shadow>,
         kv_event_lag_ms: f64,
         stopwatch: std::sync::Arc<dyn Clock>,
     ) -> Result<Self> {
@@ -164,6 +169,7 @@ impl Router {
             block_size,
             roster,
             chooser,
+            shadow,
             kv_event_lag_ms,
             stopwatch,
         })
@@ -171,6 +177,10 @@ impl Router {
 
     pub(super) const fn selection_time(&self) -> SelectionTime {
         self.selection
+    }
+
+    pub(super) const fn take_shadow(&mut self) -> Option<Shadow> {
+        self.shadow.take()
     }
 
     /// Place a request, or queue it: nothing is returned then.
@@ -316,6 +326,15 @@ impl Router {
         let (worker, cached_tokens) = self.choose(&request, &pending.block_hashes)?;
         self.selection.total += self.stopwatch.now().since(before);
         self.selection.selections += 1;
+        if let Some(shadow) = &mut self.shadow {
+            let input = WorkerSelectionInput::configured(
+                self.roster.listed(),
+                &request,
+                request.eligibility(),
+                self.block_size,
+            );
+            shadow.observe(input, worker, request_index(id));
+        }
         let fresh = request.isl_tokens.saturating_sub(cached_tokens);
         let hint = PrefillLoadHint {
             initial_effective_prefill_tokens: fresh,

@@ -15,9 +15,10 @@ use aisimulate_core::replay::{HandoffCoordinatorCore, HandoffOrder, IssuedHandof
 use anyhow::{Context, Result, bail, ensure};
 use dynamo_kv_router::WorkerType;
 use regime_core::{Timestamp, WorkerKey};
-use regime_policy::{Handle, ManualClock, Report};
+use regime_policy::{Handle, ManualClock};
 use uuid::Uuid;
 
+use super::build::Simulated;
 use super::fleet::{Fleet, RankEnd, Started};
 use super::record::{Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord};
 use super::router::{Ask, Placed, Router, SelectionTime};
@@ -120,6 +121,7 @@ pub(super) struct Simulation<'a> {
     clock: Arc<ManualClock>,
     lifecycles: Vec<Box<dyn Lifecycle>>,
     watch: RegimeWatch,
+    shadow: Handle,
     token_gaps_ms: Vec<f32>,
     decisions: Vec<Decision>,
     fruitless_passes: u64,
@@ -134,6 +136,7 @@ pub(super) struct Setup {
     pub(super) clock: Arc<ManualClock>,
     pub(super) lifecycles: Vec<Box<dyn Lifecycle>>,
     pub(super) watch: RegimeWatch,
+    pub(super) shadow: Handle,
 }
 
 pub(super) fn request_uuid(request: usize) -> Uuid {
@@ -162,6 +165,7 @@ impl<'a> Simulation<'a> {
             clock: setup.clock,
             lifecycles: setup.lifecycles,
             watch: setup.watch,
+            shadow: setup.shadow,
             token_gaps_ms: Vec::new(),
             decisions: Vec::new(),
             fruitless_passes: 0,
@@ -169,7 +173,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Run to the end; the regime-aware policy is asked for its report there, before its pools go.
-    pub(super) fn run(mut self) -> Result<(RunRecord, SelectionTime, Option<Report>)> {
+    pub(super) fn run(mut self) -> Result<Simulated> {
         while let Some(next_ms) = self.next_ms() {
             if next_ms > self.max_time_ms {
                 break;
@@ -201,6 +205,11 @@ impl<'a> Simulation<'a> {
             .ours()
             .map(Handle::report)
             .filter(|report| !report.pools.is_empty());
+        let shadow = self
+            .pools
+            .first_mut()
+            .and_then(|pool| pool.router.take_shadow());
+        let watched = shadow.map(|shadow| shadow.finish(&self.shadow));
         let record = RunRecord {
             requests: self.live.into_iter().map(|live| live.record).collect(),
             token_gaps_ms: self.token_gaps_ms,
@@ -218,7 +227,12 @@ impl<'a> Simulation<'a> {
                 .collect(),
             end_ms: self.now_ms,
         };
-        Ok((record, selection, report))
+        Ok(Simulated {
+            record,
+            selection,
+            report,
+            watched,
+        })
     }
 
     fn next_ms(&self) -> Option<f64> {

@@ -420,6 +420,8 @@ mod tests {
                 ttft_ms: Distribution::of(vec![ttft_ms; 100]),
                 ..Metrics::default()
             },
+            anarchy: None,
+            anarchy_unavailable: None,
             wall: None,
             more: serde_json::Map::new(),
         }

@@ -146,6 +146,8 @@ mod tests {
             seed,
             settings: Settings::default(),
             metrics: Metrics::default(),
+            anarchy: None,
+            anarchy_unavailable: None,
             wall: None,
             more: serde_json::Map::new(),
         }

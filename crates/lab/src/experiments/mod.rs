@@ -27,8 +27,8 @@ pub use load_search::{
     Cell, Found, Knee, Levels, SearchError, knee, runs_of_searches, search, searches,
 };
 pub use paper::{
-    ADAPTIVE, FLEETS, Finding, Fleet, FleetReport, Gap, Outcome, Paper, PaperError, PaperReport,
-    QUICK_SESSIONS, SESSIONS, STATIC, SWEEP, Separation, Sweep, SweepPoint,
+    ADAPTIVE, AnarchyLine, FLEETS, Finding, Fleet, FleetReport, Gap, Outcome, Paper, PaperError,
+    PaperReport, QUICK_SESSIONS, SESSIONS, STATIC, SWEEP, Separation, Sweep, SweepPoint,
 };
 pub use scoreboard::{Family, P99_MATTERS_MS, Score, Standing, VsBest, scoreboard};
 pub use statistics::Ratio;

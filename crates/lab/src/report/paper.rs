@@ -11,6 +11,7 @@ pub(super) fn sections(html: &mut String, report: &PaperReport) {
     findings(html, report);
     fleets(html, report);
     separation(html, report);
+    anarchy(html, report);
     sweeps(html, report);
 }
 
@@ -142,17 +143,13 @@ fn separation(html: &mut String, report: &PaperReport) {
     );
     for fleet in &report.fleets {
         for it in &fleet.separation {
-            let phase = if it.saturated {
-                "from the knee"
-            } else {
-                "before the knee"
-            };
             let _ = writeln!(
                 html,
-                "<tr><th scope=\"row\">{}</th><td class=\"text\">{} {phase}</td><td class=\"text\">{}</td>\
+                "<tr><th scope=\"row\">{}</th><td class=\"text\">{} {}</td><td class=\"text\">{}</td>\
                  <td>{}</td><td>{}</td><td>{}</td></tr>",
                 escape(&fleet.name),
                 it.loads,
+                phase(it.saturated),
                 escape(&it.policy),
                 gap(it.ttft_ms_mean),
                 gap(it.ttft_ms_p99),
@@ -161,6 +158,56 @@ fn separation(html: &mut String, report: &PaperReport) {
         }
     }
     html.push_str(CLOSE);
+}
+
+fn anarchy(html: &mut String, report: &PaperReport) {
+    if report.fleets.iter().all(|fleet| fleet.anarchy.is_empty()) {
+        return;
+    }
+    html.push_str("<h3 id=\"anarchy\">Who is to blame</h3>\n");
+    open(
+        html,
+        "By TTFT, with the same yardstick for every policy: slowdown is policy gap × temporal gap × overload, and PoA-hat \
+         the first two. Geometric means over the runs.",
+        &["fleet", "loads", "policy"],
+        &[
+            "slowdown",
+            "policy gap",
+            "temporal gap",
+            "overload",
+            "PoA-hat",
+        ],
+    );
+    for fleet in &report.fleets {
+        for it in &fleet.anarchy {
+            let _ = write!(
+                html,
+                "<tr><th scope=\"row\">{}</th><td class=\"text\">{}</td><td class=\"text\">{}</td>",
+                escape(&fleet.name),
+                phase(it.saturated),
+                escape(&it.policy)
+            );
+            for value in [
+                it.slowdown,
+                it.policy_gap,
+                it.temporal_gap,
+                it.overload,
+                it.poa_hat,
+            ] {
+                let _ = write!(html, "<td>{value:.3}</td>");
+            }
+            html.push_str("</tr>\n");
+        }
+    }
+    html.push_str(CLOSE);
+}
+
+const fn phase(saturated: bool) -> &'static str {
+    if saturated {
+        "from the knee"
+    } else {
+        "before the knee"
+    }
 }
 
 fn gap(gap: Option<Gap>) -> String {

@@ -86,20 +86,21 @@ pub(crate) fn calibrated(
     costs.extend(rows.iter().map(|row| {
         let memory = row.load.decode_blocks * seats_per_block;
         let occupancy = prices.seat * row.load.active_requests.max(memory);
-        let (mut cost, prefill) = if request.prefills {
-            prefill_cost(request, prices, row)
-        } else {
-            (Cost::default(), Millis::ZERO)
-        };
+        let mut cost = forecast(request, prices, row);
+        let work = prices.token * cost.uncached_tokens * row.slowness;
+        let prefill = cost.predicted + work * prices.prefill;
         cost.total = ((prefill + occupancy) * row.taint + row.penalty).get();
         cost
     }));
 }
 
-fn prefill_cost(request: &RequestFacts, prices: &Prices, row: &Candidate) -> (Cost, Millis) {
+/// What the request is predicted to take, without any price. Zero where nothing is prefilled.
+pub(super) fn forecast(request: &RequestFacts, prices: &Prices, row: &Candidate) -> Cost {
+    if !request.prefills {
+        return Cost::default();
+    }
     let uncached_tokens = row.uncached_tokens(request);
-    let work = prices.token * uncached_tokens * row.slowness;
-    let alone = prices.pass * row.slowness + work;
+    let alone = prices.pass * row.slowness + prices.token * uncached_tokens * row.slowness;
     let residual = if row.load.prefill_tokens > 0.0 {
         prices.pass * 0.5
     } else {
@@ -109,31 +110,20 @@ fn prefill_cost(request: &RequestFacts, prices: &Prices, row: &Candidate) -> (Co
     let wait = row.remaining.map_or(counted, |remaining| {
         remaining.max(counted * prices.least_remaining).min(counted)
     });
-    let cost = Cost {
+    Cost {
         total: 0.0,
         predicted: wait + alone,
         alone,
         uncached_tokens,
-    };
-    (cost, wait + alone + work * prices.prefill)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::fixtures::{cached, candidate, loaded, prompt_of};
+    use crate::cost::fixtures::{PRICES, cached, candidate, loaded, prompt_of};
     use proptest::prelude::*;
     use regime_core::Blocks;
-
-    const PRICES: Prices = Prices {
-        pass: Millis::new(20.0),
-        token: Millis::new(0.1),
-        prefill: 2.0,
-        seat: Millis::new(5.0),
-        // Two blocks.
-        seat_tokens: 32.0,
-        least_remaining: 0.5,
-    };
 
     fn totals(request: &RequestFacts, prices: &Prices, rows: &[Candidate]) -> Vec<f64> {
         let mut costs = Vec::new();

@@ -119,6 +119,12 @@ const ROWS: &[Row] = &[
     ("paper.curve.saturation_load", "above 0", "n_sat, KV blocks; ours"),
     ("paper.curve.barrier_exponent", "above 0", "β; ours"),
     ("paper.curve.guard_load", "above 0, below `paper.curve.saturation_load`", "distance δ from n_sat at which the tangent takes over, KV blocks; ours"),
+    ("anarchy.window_ms", "1 to 3600000", "a window of the Price of Anarchy ends so long after its first decision, ms"),
+    ("anarchy.window_requests", "1 to 250", "or with so many decisions"),
+    ("anarchy.core_share", "0 to 1", "share of one core that measuring may take; windows beyond it are skipped, and 0 measures nothing"),
+    ("anarchy.windows", "2 to 10000", "newest windows that a figure is made of"),
+    ("anarchy.max_age_ms", "0.001 to 1000000000", "age at which a window no longer counts, ms"),
+    ("anarchy.patience_ms", "0.001 to 1000000000", "so long after a window began, requests that have not ended are left out, ms"),
 ];
 
 #[cfg(test)]

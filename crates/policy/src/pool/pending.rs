@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use regime_core::{Millis, Timestamp, Tokens, WorkerKey};
 
+use super::meter::Ticket;
 use crate::journal::Decision;
 
 /// Decisions kept per worker. More than a worker can have in dispatch at once.
@@ -29,6 +30,8 @@ pub(crate) struct Placement {
     pub(crate) predicted: Millis,
     /// Predicted TTFT on an idle worker.
     pub(crate) alone: Millis,
+    /// Of a decision that is kept to be measured.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +50,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    pub(crate) fn push(&mut self, decision: &Decision) {
+    pub(crate) fn push(&mut self, decision: &Decision, ticket: Option<Ticket>) {
         let Some(row) = decision.chosen_row() else {
             return;
         };
@@ -63,6 +66,7 @@ impl Pending {
                 uncached: Tokens(row.uncached_tokens.round() as u64),
                 predicted: row.predicted_ms,
                 alone: row.alone_ms,
+                ticket,
             },
         });
     }
@@ -141,9 +145,9 @@ mod tests {
     #[test]
     fn a_request_claims_the_oldest_decision_of_its_length() {
         let mut pending = Pending::default();
-        pending.push(&decision(0, 64, 60.0));
-        pending.push(&decision(1, 32, 30.0));
-        pending.push(&decision(2, 64, 16.0));
+        pending.push(&decision(0, 64, 60.0), None);
+        pending.push(&decision(1, 32, 30.0), None);
+        pending.push(&decision(2, 64, 16.0), None);
         assert_eq!(claim(&mut pending, 32, 3), Some(30));
         assert_eq!(claim(&mut pending, 64, 3), Some(60));
         assert_eq!(claim(&mut pending, 64, 3), Some(16));
@@ -154,14 +158,14 @@ mod tests {
     #[test]
     fn a_decision_of_another_length_is_no_match() {
         let mut pending = Pending::default();
-        pending.push(&decision(0, 64, 60.0));
+        pending.push(&decision(0, 64, 60.0), None);
         assert_eq!(claim(&mut pending, 65, 1), None);
     }
 
     #[test]
     fn a_decision_that_nobody_claims_ages_out() {
         let mut pending = Pending::default();
-        pending.push(&decision(0, 64, 60.0));
+        pending.push(&decision(0, 64, 60.0), None);
         assert_eq!(claim(&mut pending, 64, 30_001), None);
     }
 
@@ -169,7 +173,7 @@ mod tests {
     fn memory_is_bounded_without_claims() {
         let mut pending = Pending::default();
         for at in 0..5_000 {
-            pending.push(&decision(at, 64, 60.0));
+            pending.push(&decision(at, 64, 60.0), None);
         }
         assert_eq!(pending.by_worker[&WORKER].len(), PER_WORKER);
     }

@@ -18,6 +18,8 @@ use regime_core::{
     Timestamp, Tokens, WindowSummary, WorkerKey,
 };
 
+use super::gauge;
+use super::meter::{Meter, Ticket};
 use super::pending::{Pending, Placement};
 use super::snapshot::{Snapshot, WorkerSnapshot};
 use crate::TtftDelta;
@@ -162,6 +164,8 @@ pub(crate) struct State {
     pub(crate) health: Health,
     pub(crate) workers: BTreeMap<WorkerKey, WorkerState>,
     pub(crate) pending: Pending,
+    /// Absent where nothing can be measured.
+    pub(crate) meter: Option<Meter>,
     /// Whether classifier events reach this pool.
     event_fed: bool,
     arrivals: u64,
@@ -176,13 +180,15 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(super) fn new(role: WorkerType, parameters: &Arc<Checked>) -> Self {
+    pub(super) fn new(role: WorkerType, parameters: &Arc<Checked>, export: Option<usize>) -> Self {
         Self {
             role,
             calibration: parameters.calibration.clone(),
             health: Health::new(parameters),
             workers: BTreeMap::new(),
             pending: Pending::default(),
+            meter: (gauge::excluded(role).is_none())
+                .then(|| Meter::new(parameters.metering, export)),
             event_fed: false,
             arrivals: 0,
             last_arrival: None,
@@ -222,7 +228,8 @@ impl State {
     fn learn_from_decision(&mut self, decision: &Decision) {
         // No event ever reaches a prefill pool, so nothing would claim its decisions.
         if self.role != WorkerType::Prefill {
-            self.pending.push(decision);
+            let ticket = self.keep(decision);
+            self.pending.push(decision, ticket);
         }
         if let Some(row) = decision.chosen_row()
             && row.alone_ms > Millis::ZERO
@@ -238,6 +245,32 @@ impl State {
             self.queued.update(median);
             self.arrivals += 1;
             self.last_arrival = self.last_arrival.max(Some(decision.at));
+        }
+    }
+
+    fn keep(&mut self, decision: &Decision) -> Option<Ticket> {
+        let calibration = &self.calibration;
+        let residence = || Millis::new(calibration.estimate(decision.at).residence_ms);
+        self.meter.as_mut()?.decided(decision, residence)
+    }
+
+    /// Claim the decision behind a request of `prompt` tokens sent to `worker`.
+    pub(crate) fn claim(
+        &mut self,
+        worker: WorkerKey,
+        prompt: Tokens,
+        now: Timestamp,
+    ) -> Option<Placement> {
+        let placement = self.pending.claim(worker, prompt, now)?;
+        self.measure(Some(placement), Meter::claimed);
+        Some(placement)
+    }
+
+    /// Tell the meter of a step of the request behind `placement`, if its decision is kept.
+    fn measure(&mut self, placement: Option<Placement>, step: impl FnOnce(&mut Meter, Ticket)) {
+        let ticket = placement.and_then(|placement| placement.ticket);
+        if let (Some(meter), Some(ticket)) = (&mut self.meter, ticket) {
+            step(meter, ticket);
         }
     }
 
@@ -278,6 +311,9 @@ impl State {
     fn apply_first_token(&mut self, first: &FirstToken<Placement>) {
         let uncached = self.trains_prefill(first.payload);
         self.calibration.on_first_token(first, uncached);
+        self.measure(first.payload, |meter, ticket| {
+            meter.answered(ticket, first.at)
+        });
         let alone = first.payload.map(|placement| placement.alone);
         if let Some(ttft) = first.ttft {
             self.health.record(first.at, ttft, alone);
@@ -296,6 +332,11 @@ impl State {
             return;
         };
         self.calibration.on_ended(ended);
+        // As residence is learned from.
+        let served = matches!(ended.ending, Ending::Completed | Ending::EndedEarly);
+        self.measure(ended.payload, |meter, ticket| {
+            meter.ended(ticket, ended.at, served);
+        });
         let Some(worker) = self.touch(key, ended.at) else {
             return;
         };

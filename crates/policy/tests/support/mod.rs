@@ -169,7 +169,18 @@ impl Host {
         let options = Options {
             clock: Some(Arc::clone(&clock) as Arc<dyn Clock>),
             score_probe,
+            ..Options::default()
         };
+        Self::with_options(parameters, role, clock, options)
+    }
+
+    /// `clock` is the one in `options`.
+    pub fn with_options(
+        parameters: &str,
+        role: WorkerType,
+        clock: Arc<ManualClock>,
+        options: Options,
+    ) -> Self {
         let (handle, plugins, config) = resolve(&yaml(parameters), options).unwrap();
         let factory = plugins.worker_selection().unwrap();
         let policy = factory(&config, role, RoutingPartitionRef::new("model", "default"));

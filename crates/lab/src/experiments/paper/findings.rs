@@ -2,10 +2,12 @@
 
 //! What the runs of a reproduction say: knees, published figures beside ours, where policies differ, and the sweep.
 //!
-//! PoA-hat divides what a window of requests took by the optimum of the costs frozen at their decisions. It is read
-//! from the object `anarchy` of a run. Where runs have none, the figures that need it are not comparable; beside
-//! them stands the ratio of mean TTFTs, which is the ratio of two PoA-hats whose optima are equal.
+//! PoA-hat divides what a window of requests took by the optimum of the costs frozen at their decisions. Ours is
+//! that of a run's `anarchy`, by TTFT, with the calibrated yardstick for every policy. Where runs have none, the
+//! figures that need it are not comparable; beside them stands the ratio of mean TTFTs, which is the ratio of two
+//! PoA-hats whose optima are equal.
 
+use regime_anarchy::Figures;
 use serde::{Deserialize, Serialize};
 
 use super::published::{PUBLISHED, Published, Quantity, SATURATED_FROM, SOURCE};
@@ -77,6 +79,29 @@ pub struct FleetReport {
     pub seats: Option<u32>,
     /// Each other policy against the static rule, before the knee and from it on.
     pub separation: Vec<Separation>,
+    /// The Price of Anarchy of each policy, likewise.
+    pub anarchy: Vec<AnarchyLine>,
+}
+
+/// The Price of Anarchy of a policy over several loads: geometric means over the runs, by TTFT.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AnarchyLine {
+    /// The policy.
+    pub policy: String,
+    /// Whether the loads are those from the knee on.
+    pub saturated: bool,
+    /// Runs.
+    pub runs: u64,
+    /// Actual over alone: the product of the three gaps.
+    pub slowdown: f64,
+    /// Predicted over optimum: what a better choice would have saved.
+    pub policy_gap: f64,
+    /// Actual over predicted: what happened after the choice.
+    pub temporal_gap: f64,
+    /// Optimum over alone: what no router can fix.
+    pub overload: f64,
+    /// Actual over optimum: policy gap times temporal gap.
+    pub poa_hat: f64,
 }
 
 /// A policy against the static rule over several loads.
@@ -139,8 +164,7 @@ pub struct SweepPoint {
 
 /// PoA-hat of a run, where it was measured.
 fn poa_hat(run: &RunEntry) -> Option<f64> {
-    let poa_hat = run.more.get("anarchy")?.get("poa_hat")?.as_f64();
-    poa_hat.filter(|it| it.is_finite() && *it > 0.0)
+    Some(run.anarchy.as_ref()?.ttft.poa_hat).filter(|it| *it > 0.0)
 }
 
 pub(super) fn report(paper: &Paper, runs: &mut [RunEntry]) -> PaperReport {
@@ -227,7 +251,43 @@ fn fleet_report(fleet: &Fleet, runs: &[RunEntry], comparisons: &[Comparison]) ->
         expected_knee,
         seats,
         separation: separation.collect(),
+        anarchy: anarchy(fleet, runs, from),
     }
+}
+
+/// Each policy on a fleet below `from` sessions and from there on; policies in the order of the runs.
+fn anarchy(fleet: &Fleet, runs: &[RunEntry], from: f64) -> Vec<AnarchyLine> {
+    let own: Vec<&RunEntry> = runs.iter().filter(|run| fleet.has(run)).collect();
+    let mut policies: Vec<&str> = Vec::new();
+    for run in &own {
+        if !policies.contains(&run.policy.as_str()) {
+            policies.push(&run.policy);
+        }
+    }
+    let phases = [false, true].into_iter();
+    let lines =
+        phases.flat_map(|saturated| policies.iter().map(move |policy| (saturated, *policy)));
+    lines
+        .filter_map(|(saturated, policy)| {
+            let here = own.iter().filter(|run| {
+                run.policy == policy && (number(run.load).unwrap_or(0.0) >= from) == saturated
+            });
+            let figures: Vec<&Figures> = here
+                .filter_map(|run| Some(&run.anarchy.as_ref()?.ttft))
+                .collect();
+            let mean = |of: fn(&Figures) -> f64| geometric_mean(figures.iter().map(|it| of(it)));
+            Some(AnarchyLine {
+                policy: policy.to_owned(),
+                saturated,
+                runs: figures.len() as u64,
+                slowdown: mean(|it| it.slowdown)?,
+                policy_gap: mean(|it| it.policy_gap)?,
+                temporal_gap: mean(|it| it.temporal_gap)?,
+                overload: mean(|it| it.overload)?,
+                poa_hat: mean(|it| it.poa_hat)?,
+            })
+        })
+        .collect()
 }
 
 fn separation(phase: &[Comparison], saturated: bool) -> Vec<Separation> {

@@ -33,7 +33,9 @@ mod verdict;
 use regime_policy::POLICY_TYPE;
 use serde_json::{Value, json};
 
-pub use findings::{Finding, FleetReport, Gap, PaperReport, Separation, Sweep, SweepPoint};
+pub use findings::{
+    AnarchyLine, Finding, FleetReport, Gap, PaperReport, Separation, Sweep, SweepPoint,
+};
 pub use verdict::Outcome;
 
 use super::load_search::{Cell, Found};
