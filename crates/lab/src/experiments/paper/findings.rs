@@ -611,3 +611,186 @@ fn same_place(comparison: &Comparison, run: &RunEntry) -> bool {
         && comparison.topology == run.topology
         && comparison.engine == run.engine
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Distribution;
+    use crate::policies::Catalog;
+    use crate::queueing::{Expected, Queueing, Reading};
+    use crate::run::Settings;
+    use serde_json::json;
+
+    /// A run on the fleet whose hundred requests all have this TTFT, with 128 decode seats and theory's knee at 120.
+    fn run(fleet: &Fleet, policy: &str, sessions: usize, seed: u64, ttft_ms: f64) -> RunEntry {
+        let stage = Expected {
+            servers: 128,
+            service_ms: 1.0,
+            service_scv: 0.0,
+            utilisation: 0.5,
+            mean_wait_ms: None,
+            random_wait_bound_ms: None,
+        };
+        let queueing = Queueing {
+            requests: 100,
+            arrivals_per_s: 1.0,
+            arrival_scv: 1.0,
+            alone_ttft_ms: 10.0,
+            wait_ms: 0.0,
+            prefill: stage.clone(),
+            seats: Some(stage),
+            predicted_wait_ms: None,
+            knee_per_s: 50.0,
+            knee_sessions: 120.0,
+            reading: Reading::Full,
+        };
+        RunEntry {
+            policy: policy.into(),
+            condition: None,
+            workload: fleet.workload.name().into(),
+            load: Some(Load::Number(sessions as f64)),
+            offered: None,
+            load_not_reached: false,
+            topology: fleet.topology.to_string(),
+            engine: fleet.engine.into(),
+            seed,
+            settings: Settings::default(),
+            metrics: Metrics {
+                completed: 100,
+                peak_in_flight: 9,
+                requests_per_s: Some(50.0),
+                ttft_ms: Distribution::of(vec![ttft_ms; 100]),
+                ..Metrics::default()
+            },
+            anarchy: None,
+            anarchy_unavailable: None,
+            wall: None,
+            more: serde_json::Map::from_iter([("queueing".to_owned(), json!(queueing))]),
+        }
+    }
+
+    /// The report of a fleet whose static and adaptive rule have these TTFTs at so many sessions, with two seeds.
+    fn reported(name: &str, ttfts_ms: &[(usize, f64, f64)]) -> PaperReport {
+        let fleet = Fleet::named(name).unwrap();
+        let sessions = ttfts_ms.iter().map(|(sessions, ..)| *sessions).collect();
+        let seeds = vec![1, 2];
+        let paper = Paper::new(vec![fleet], sessions, seeds, 1.0, &Catalog::default()).unwrap();
+        let mut runs = Vec::new();
+        for (sessions, fixed, adaptive) in ttfts_ms {
+            for seed in [1, 2] {
+                runs.push(run(fleet, STATIC, *sessions, seed, *fixed));
+                runs.push(run(fleet, ADAPTIVE, *sessions, seed, *adaptive));
+            }
+        }
+        paper.report(&mut runs)
+    }
+
+    fn finding<'a>(report: &'a PaperReport, claim: &str) -> &'a Finding {
+        let found = report.findings.iter().find(|it| it.claim.contains(claim));
+        found.unwrap()
+    }
+
+    #[test]
+    fn a_knee_comes_with_the_seats_that_make_it_and_theory_s() {
+        let report = reported(
+            "1P2D",
+            &[(1, 10.0, 10.0), (128, 20.0, 20.0), (192, 90.0, 90.0)],
+        );
+        let fleet = &report.fleets[0];
+        let knee = fleet.knee.unwrap();
+        assert_eq!((knee.above, knee.up_to), (128.0, 192.0));
+        assert_eq!((fleet.expected_knee, fleet.seats), (Some(120.0), Some(128)));
+        assert_eq!(fleet.slowdowns, [(1.0, 1.0), (128.0, 2.0), (192.0, 9.0)]);
+        let finding = finding(&report, "the knee");
+        assert_eq!(finding.outcome, Outcome::NotReproduced);
+        assert_eq!(finding.measured, "(128, 192]");
+        assert!(finding.why.contains("128 seats"), "{}", finding.why);
+    }
+
+    #[test]
+    fn the_published_effect_counts_where_both_rules_show_it_beyond_the_knee() {
+        // Static over adaptive is 8 at both loads of the saturated phase.
+        let report = reported(
+            "1P2D",
+            &[(1, 10.0, 10.0), (128, 80.0, 10.0), (192, 800.0, 100.0)],
+        );
+        let p99 = finding(&report, "TTFT P99");
+        assert_eq!(
+            (p99.outcome, p99.measured.as_str()),
+            (Outcome::Reproduced, "factor 8.00 (8.00 to 8.00)")
+        );
+        let separation = &report.fleets[0].separation;
+        let ratios: Vec<_> = separation
+            .iter()
+            .map(|it| (it.saturated, it.loads, it.ttft_ms_p99.unwrap().ratio))
+            .collect();
+        assert_eq!(ratios.len(), 2);
+        assert_eq!(
+            (ratios[0].0, ratios[0].1, ratios[1].0, ratios[1].1),
+            (false, 1, true, 2)
+        );
+        assert!((ratios[0].2 - 1.0).abs() < 1e-12 && (ratios[1].2 - 0.125).abs() < 1e-12);
+    }
+
+    #[test]
+    fn without_a_price_of_anarchy_its_figures_are_not_comparable_and_mean_ttfts_stand_beside() {
+        let report = reported("1P5D", &[(1, 10.0, 10.0), (128, 40.0, 20.0)]);
+        let drop = finding(&report, "PoA-hat of the saturated phase");
+        assert_eq!(drop.outcome, Outcome::NotComparable);
+        assert!(
+            drop.measured.contains("mean TTFT factor 2.00"),
+            "{}",
+            drop.measured
+        );
+        assert_eq!(finding(&report, "plateau").outcome, Outcome::NotComparable);
+        assert!(report.fleets[0].anarchy.is_empty());
+    }
+
+    #[test]
+    fn rules_that_choose_alike_and_a_calm_fleet_are_told_as_reasons() {
+        let report = reported("1P5D", &[(1, 10.0, 10.0), (128, 20.0, 20.0)]);
+        let cost = finding(&report, "throughput");
+        assert_eq!(cost.outcome, Outcome::NotReproduced);
+        for words in ["the same runs", "do not saturate", "one prefill worker"] {
+            assert!(cost.why.contains(words), "{}", cost.why);
+        }
+    }
+
+    #[test]
+    fn figures_of_the_paper_are_judged_on_fleets_with_its_workload_and_workers_alone() {
+        let of = |name| {
+            reported(name, &[(1, 10.0, 10.0), (128, 20.0, 20.0)])
+                .findings
+                .len()
+        };
+        assert_eq!([of("1P2D"), of("narrow-1P5D")], [4, 4]);
+        assert_eq!(
+            [of("mixed-answers"), of("more-prefill"), of("mixed-prompts")],
+            [0, 0, 0]
+        );
+    }
+
+    #[test]
+    fn the_pairs_of_a_sweep_are_told_with_their_front_and_are_no_runs_of_the_fleet() {
+        let fleet = Fleet::named("mixed-prompts").unwrap();
+        let paper = Paper::new(vec![fleet], vec![8], vec![1], 1.0, &Catalog::default()).unwrap();
+        let mut runs: Vec<RunEntry> = paper
+            .pairs
+            .iter()
+            .zip(1..)
+            .map(|(pair, number)| RunEntry {
+                condition: Some(SWEEP.into()),
+                ..run(fleet, pair.policy.label(), 8, 1, 10.0 * f64::from(number))
+            })
+            .collect();
+        let report = paper.report(&mut runs);
+        assert!(report.fleets[0].slowdowns.is_empty());
+        let [sweep] = report.sweeps.as_slice() else {
+            panic!("{:?}", report.sweeps);
+        };
+        assert_eq!((sweep.points.len(), sweep.p99_spread), (16, 16.0));
+        let front: Vec<_> = sweep.points.iter().filter(|it| it.front).collect();
+        // All serve as much, so that the first alone is on the front.
+        assert_eq!((front.len(), front[0].tau, front[0].omega), (1, 0.0, 0.1));
+    }
+}

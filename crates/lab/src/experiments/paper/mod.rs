@@ -380,3 +380,69 @@ fn pairs(catalog: &Catalog) -> Result<Vec<Pair>, PolicyError> {
         .map(|((tau, omega), policy)| Pair { tau, omega, policy })
         .collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paper(fleets: &[&str], sessions: &[usize], size: f64) -> Paper {
+        let fleets = fleets.iter().map(|it| Fleet::named(it).unwrap()).collect();
+        let catalog = Catalog::default();
+        Paper::new(fleets, sessions.to_vec(), vec![1, 2, 3], size, &catalog).unwrap()
+    }
+
+    #[test]
+    fn the_whole_plan_has_every_fleet_load_seed_and_policy_and_the_sweep_below_and_at_saturation() {
+        let names = FLEETS.map(|fleet| fleet.name);
+        let paper = paper(&names, &SESSIONS, 1.0);
+        let (trials, sweep) = (paper.trials().unwrap(), paper.sweep().unwrap());
+        assert_eq!(trials.len(), 7 * 11 * 3 * 4);
+        assert_eq!(sweep.len(), 2 * 2 * 3 * 16);
+        let loads: Vec<_> = sweep.iter().map(|trial| trial.scale.load).collect();
+        assert_eq!(loads[0], OfferedLoad::Concurrency(64));
+        assert_eq!(loads[47], OfferedLoad::Concurrency(64));
+        assert_eq!(loads[48], OfferedLoad::Concurrency(256));
+        // Plots of each fleet at 128 sessions.
+        assert_eq!(
+            trials.iter().filter(|trial| paper.plots(trial)).count(),
+            7 * 4
+        );
+    }
+
+    #[test]
+    fn a_third_of_the_requests_warms_up_and_every_session_has_a_few() {
+        let requests = |size| {
+            let trials = paper(&["1P2D"], &[96], size).trials().unwrap();
+            (trials[0].scale.requests, trials[0].settings.warm_up)
+        };
+        assert_eq!(requests(1.0), (3_000, 1_000));
+        assert_eq!(requests(0.001), (288, 96));
+    }
+
+    #[test]
+    fn the_sweep_holds_the_three_rows_of_the_paper_once() {
+        let paper = paper(&["1P5D"], &[1], 1.0);
+        for row in [(0.0, 1.0), (0.7, 1.0), (0.8, 0.1)] {
+            let same = |pair: &&Pair| (pair.tau, pair.omega) == row;
+            assert_eq!(paper.pairs.iter().filter(same).count(), 1, "{row:?}");
+        }
+        let label = paper.pairs[1].policy.label();
+        assert_eq!(label, "regime-aware tau=0.0 omega=0.5");
+    }
+
+    #[test]
+    fn loads_are_run_once_and_in_order_and_one_load_is_swept_once() {
+        let paper = paper(&["1P5D"], &[8, 1, 8], 1.0);
+        assert_eq!(paper.sessions, [1, 8]);
+        assert_eq!(paper.sweep().unwrap().len(), 3 * 16);
+    }
+
+    #[test]
+    fn an_unknown_fleet_gets_the_names() {
+        let error = Fleet::named("2P2D").unwrap_err().to_string();
+        assert!(
+            error.contains("\"2P2D\"") && error.contains("narrow-1P5D, mixed-answers"),
+            "{error}"
+        );
+    }
+}
