@@ -224,7 +224,7 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
         windows.push(Window {
             end_ms: last.decided_at.as_micros() as f64 / 1e3,
             regime: *regime,
-            e2e: e2e.map(|e2e| ttft.clone()?.end_to_end(e2e, residence)),
+            e2e: e2e.map(|e2e| ttft?.end_to_end(e2e, residence)),
             ttft,
         });
     }
@@ -264,4 +264,137 @@ fn gaps<'a>(windows: impl Iterator<Item = &'a Window>) -> Option<Gaps> {
         temporal_gap: total.gap.temporal,
         overload: total.gap.overload,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regime_anarchy::Candidate;
+    use regime_core::{Timestamp, Tokens, WorkerKey};
+
+    const W: WorkerKey = WorkerKey::new(0, 0);
+
+    /// Arrives and is placed at once; 20 ms were forecast.
+    fn seen(request: usize, at_ms: u64) -> Seen {
+        Seen {
+            request,
+            at: Timestamp::from_millis(at_ms),
+            chosen: W,
+            regime: Regime::Below,
+            candidates: vec![Candidate {
+                worker: W,
+                wait: Millis::ZERO,
+                own: Millis::new(20.0),
+            }],
+            residence: Millis::new(100.0),
+        }
+    }
+
+    fn request(arrival_ms: f64, ttft_ms: Option<f64>, ending: Ending) -> RequestRecord {
+        RequestRecord {
+            session: 0,
+            turn: 0,
+            arrival_ms,
+            prompt_tokens: 100,
+            reused_tokens: None,
+            prefill_worker: Some(0),
+            decode_worker: Some(0),
+            first_token_ms: ttft_ms.map(|ttft| arrival_ms + ttft),
+            last_token_ms: ttft_ms.map(|ttft| arrival_ms + ttft + 200.0),
+            tokens: 2,
+            ending,
+        }
+    }
+
+    fn record(requests: Vec<RequestRecord>) -> RunRecord {
+        RunRecord {
+            requests,
+            token_gaps_ms: Vec::new(),
+            decisions: Vec::new(),
+            pools: Vec::new(),
+            end_ms: 10_000.0,
+        }
+    }
+
+    fn watched(seen: Vec<Seen>, joined: Vec<JoinedChoice>) -> Watched {
+        Watched {
+            role: WorkerType::Aggregated,
+            decisions: seen.len(),
+            seen,
+            joined,
+            unjoined: 0,
+        }
+    }
+
+    fn joined(number: u64, at_ms: u64, ttft_ms: f64) -> JoinedChoice {
+        JoinedChoice {
+            number,
+            at: Timestamp::from_millis(at_ms),
+            prompt_tokens: Tokens(100),
+            regime: Regime::Below,
+            chosen: W,
+            candidates: Vec::new(),
+            residence: Millis::ZERO,
+            ttft: Some(Millis::new(ttft_ms)),
+            e2e: Some(Millis::new(ttft_ms + 200.0)),
+        }
+    }
+
+    #[test]
+    fn requests_of_the_warm_up_are_left_out() {
+        let requests = vec![
+            request(0.0, Some(900.0), Ending::Completed),
+            request(1_000.0, Some(40.0), Ending::Completed),
+        ];
+        let watched = watched(vec![seen(0, 0), seen(1, 1_000)], Vec::new());
+        let anarchy = Anarchy::of(&record(requests), watched, 1).unwrap();
+        assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (1, 2.0));
+    }
+
+    #[test]
+    fn latencies_run_from_the_decision_and_requests_without_a_token_are_left_out() {
+        let requests = vec![
+            request(0.0, Some(30.0), Ending::Completed),
+            request(1_000.0, Some(50.0), Ending::Completed),
+            request(2_000.0, None, Ending::Unfinished),
+        ];
+        // The second waited 10 ms in the router.
+        let seen = vec![seen(0, 0), seen(1, 1_010), seen(2, 2_000)];
+        let anarchy = Anarchy::of(&record(requests), watched(seen, Vec::new()), 0).unwrap();
+        // 30 and 40 against 20 and 20; end to end 230 and 240 against 120 and 120.
+        assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (2, 70.0 / 40.0));
+        assert_eq!(anarchy.e2e.unwrap().slowdown, 470.0 / 240.0);
+        assert_eq!(anarchy.measured_share, 2.0 / 3.0);
+        assert_eq!(anarchy.by_regime["below"].n, 2);
+    }
+
+    #[test]
+    fn a_window_in_which_a_request_was_cut_off_is_not_measured_end_to_end() {
+        let requests = vec![
+            request(0.0, Some(30.0), Ending::Unfinished),
+            request(1_000.0, Some(50.0), Ending::Completed),
+        ];
+        let watched = watched(vec![seen(0, 0), seen(1, 1_000)], Vec::new());
+        let anarchy = Anarchy::of(&record(requests), watched, 0).unwrap();
+        assert_eq!((anarchy.ttft.windows, anarchy.e2e.unwrap().windows), (2, 1));
+    }
+
+    #[test]
+    fn a_decision_that_met_the_request_of_another_is_joined_wrong() {
+        let requests = [30.0, 50.0].map(|ttft| request(0.0, Some(ttft), Ending::Completed));
+        let swapped = vec![joined(0, 0, 50.0), joined(1, 0, 30.0)];
+        let right = vec![joined(0, 0, 30.0), joined(1, 0, 50.0)];
+        for (joined, share) in [(swapped, 0.0), (right, 1.0)] {
+            let watched = watched(vec![seen(0, 0), seen(1, 0)], joined);
+            let anarchy = Anarchy::of(&record(requests.to_vec()), watched, 0).unwrap();
+            assert_eq!(anarchy.joined_right, Some(share));
+        }
+    }
+
+    #[test]
+    fn a_run_that_answered_nothing_has_a_reason_and_no_number() {
+        let requests = vec![request(0.0, None, Ending::Rejected)];
+        let none = Anarchy::of(&record(requests), watched(vec![seen(0, 0)], Vec::new()), 0);
+        assert_eq!(none, Err("no_requests"));
+    }
 }

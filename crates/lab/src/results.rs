@@ -340,6 +340,16 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
     cells.push(("offered.concurrency".into(), concurrency));
     let reached = if run.load_not_reached { "true" } else { "" };
     cells.push(("load_not_reached".into(), reached.into()));
+    let anarchy = run.anarchy.as_ref().map(|it| it.ttft);
+    for (name, value) in [
+        ("slowdown", anarchy.map(|it| it.slowdown)),
+        ("policy_gap", anarchy.map(|it| it.policy_gap)),
+        ("temporal_gap", anarchy.map(|it| it.temporal_gap)),
+        ("overload", anarchy.map(|it| it.overload)),
+        ("poa_hat", anarchy.map(|it| it.poa_hat)),
+    ] {
+        cells.push((format!("anarchy.{name}"), number(value)));
+    }
     cells
 }
 

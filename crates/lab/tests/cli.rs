@@ -815,7 +815,7 @@ fn a_small_reproduction_of_the_paper_is_judged_drawn_and_goes_on_where_it_stoppe
     ] {
         assert!(page.contains(part), "{part}");
     }
-    let curve = "01-paper-1p5d-b200-70b-narrow-over-load.svg";
+    let curve = "01-paper-1p5d-b200-70b-narrow-ttft-over-load.svg";
     assert!(folder.path().join(curve).is_file());
     let again = lab(&paper);
     let said = String::from_utf8(again.stderr).unwrap();

@@ -315,7 +315,7 @@ fn loads_that_are_numbers_make_a_curve_from_three_on() {
     };
     let curve = |loads: &[f64]| {
         let files = written(&Results::new(Provenance::default(), entries(loads)), &[]);
-        files.get("01-chat-2-b200-70b-over-load.svg").cloned()
+        files.get("01-chat-2-b200-70b-ttft-over-load.svg").cloned()
     };
     assert_eq!(curve(&[1.0, 2.0]), None);
     let drawn = text_of(&curve(&[4.0, 1.0, 2.0]).unwrap());

@@ -81,6 +81,18 @@ pub(super) fn replay(run: &RunEntry) -> String {
         ("most requests at once", metrics.peak_in_flight.to_string()),
         ("worker-seconds", number(metrics.worker_seconds, 1)),
         (
+            "slowdown = policy gap × temporal gap × overload",
+            run.anarchy.as_ref().map_or_else(
+                || format!("- ({})", run.anarchy_unavailable.as_deref().unwrap_or("?")),
+                |it| {
+                    let factors = [it.ttft.policy_gap, it.ttft.temporal_gap, it.ttft.overload];
+                    let [policy, temporal, overload] = factors.map(|value| decimals(value, 2));
+                    let slowdown = decimals(it.ttft.slowdown, 2);
+                    format!("{slowdown} = {policy} × {temporal} × {overload}")
+                },
+            ),
+        ),
+        (
             "selection, µs (wall)",
             number(run.wall.and_then(|wall| wall.mean_us), 1),
         ),

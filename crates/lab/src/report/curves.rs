@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Mean TTFT over load, where one workload ran at several loads that are numbers.
+//! Mean TTFT over load, where one workload ran at several loads.
 //!
 //! On logarithmic axes, each policy by the medians over its seeds, and what queueing theory expects: the TTFT alone
 //! and the predicted wait. That line ends where more arrives than the model can serve. An upright line stands where
@@ -10,71 +10,36 @@ use plotters::prelude::*;
 
 use super::ReportError;
 use super::group::{Group, Row};
+use super::over_load::Family;
 use super::paint::{Axis, BOTTOM, GREY, INK, Key, Plot, Unit, plot, words};
-use super::plots::{Frame, HEIGHT, OVER_LOAD, keys, slug, stroke};
+use super::plots::{Frame, HEIGHT, MAX_GROUPS, TTFT_OVER_LOAD, keys, slug_of, stroke};
 use super::theory;
 use crate::experiments::{Knee, knee, median};
 use crate::queueing::Queueing;
-use crate::workloads::OfferedLoad;
 
 /// Loads from which a curve is drawn.
 const FEWEST: usize = 3;
 
-/// Groups that differ in their load alone, in ascending order.
-struct Family<'a> {
-    points: Vec<(f64, &'a Group<'a>)>,
-}
-
-/// The curve of every family.
-pub(super) fn draw(groups: &[Group<'_>]) -> Result<Vec<Plot>, ReportError> {
-    let mut families: Vec<Family<'_>> = Vec::new();
-    for group in groups {
-        let Ok(load) = group.load.parse::<f64>() else {
-            continue;
-        };
-        let same = |family: &&mut Family<'_>| {
-            family
-                .points
-                .first()
-                .is_some_and(|(_, it)| alike(it, group))
-        };
-        match families.iter_mut().find(same) {
-            Some(family) => family.points.push((load, group)),
-            None => families.push(Family {
-                points: vec![(load, group)],
-            }),
-        }
-    }
-    families.retain(|family| family.points.len() >= FEWEST);
-    for family in &mut families {
-        family.points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    }
-    let curves = families
+/// The curve of every family with enough loads.
+pub(super) fn draw(families: &[Family<'_>]) -> Result<Vec<Plot>, ReportError> {
+    let long = families
         .iter()
-        .zip(1..)
-        .map(|(family, number)| curve(family, number));
-    curves.collect()
+        .filter(|family| family.groups.len() >= FEWEST);
+    let firsts = long.filter_map(|family| Some((family, family.groups.first()?.1)));
+    let curves = firsts.take(MAX_GROUPS).zip(1..);
+    curves
+        .map(|((family, first), number)| curve(family, first, number))
+        .collect()
 }
 
-fn alike(a: &Group<'_>, b: &Group<'_>) -> bool {
-    (a.condition, a.workload, a.topology, a.engine)
-        == (b.condition, b.workload, b.topology, b.engine)
-}
-
-fn curve(family: &Family<'_>, number: usize) -> Result<Plot, ReportError> {
-    let Some((_, first)) = family.points.first() else {
-        return Err(ReportError::Plot {
-            name: OVER_LOAD.into(),
-            problem: "no load".into(),
-        });
-    };
+fn curve(family: &Family<'_>, first: &Group<'_>, number: usize) -> Result<Plot, ReportError> {
     let lines: Vec<(&Row<'_>, Vec<(f64, f64)>)> = first
         .rows
         .iter()
         .map(|row| (row, measured(family, row.policy)))
         .collect();
     let theory: Vec<(f64, Queueing)> = family
-        .points
+        .groups
         .iter()
         .filter_map(|(load, group)| Some((*load, theory::of(group)?)))
         .collect();
@@ -83,22 +48,11 @@ fn curve(family: &Family<'_>, number: usize) -> Result<Plot, ReportError> {
         .map_while(|(load, it)| Some((*load, it.alone_ttft_ms + it.predicted_wait_ms?)))
         .collect();
     let bend = lines.first().and_then(|(_, line)| knee(line));
-    let closed = first
-        .rows
-        .iter()
-        .flat_map(|row| &row.runs)
-        .any(|run| matches!(run.offered, Some(OfferedLoad::Concurrency(_))));
-    let expected_bend = expected_knee(&theory, bend, closed);
+    let unit = family.unit();
+    let expected_bend = expected_knee(&theory, bend, family.closed());
     let all = || lines.iter().flat_map(|(_, line)| line).chain(&expected);
     let frame = Frame {
-        x: (
-            Axis::log(all().map(|(load, _)| *load), Unit::Plain),
-            if closed {
-                "sessions at once (log scale)"
-            } else {
-                "requests/s offered (log scale)"
-            },
-        ),
+        x: (Axis::log(all().map(|(load, _)| *load), Unit::Plain), unit),
         y: (
             Axis::log(all().map(|(_, ttft)| *ttft), Unit::Time),
             "mean TTFT (log scale)",
@@ -108,8 +62,11 @@ fn curve(family: &Family<'_>, number: usize) -> Result<Plot, ReportError> {
     let mut keys = keys(lines.iter().map(|(row, _)| *row));
     keys.push(Key::line("expected by queueing", GREY));
     let file = format!(
-        "{number:02}-{}-{OVER_LOAD}.svg",
-        slug(&[first.workload, first.topology, first.engine])
+        "{number:02}-{}-{TTFT_OVER_LOAD}.svg",
+        slug_of(&format!(
+            "{}-{}-{}",
+            first.workload, first.topology, first.engine
+        ))
     );
     let title = format!(
         "Mean TTFT over load (simulated) — {} · {} · {}",
@@ -119,7 +76,7 @@ fn curve(family: &Family<'_>, number: usize) -> Result<Plot, ReportError> {
     plot(
         file,
         title,
-        note(bend, expected_bend, closed),
+        note(bend, expected_bend, unit),
         &keys,
         HEIGHT,
         |area| {
@@ -151,9 +108,9 @@ fn curve(family: &Family<'_>, number: usize) -> Result<Plot, ReportError> {
 fn measured(family: &Family<'_>, policy: &str) -> Vec<(f64, f64)> {
     let point = |(load, group): &(f64, &Group<'_>)| {
         let row = group.rows.iter().find(|row| row.policy == policy)?;
-        Some((*load, row.median(|it| Some(it.ttft_ms?.mean))?))
+        Some((*load, row.median(|it| Some(it.metrics.ttft_ms?.mean))?))
     };
-    family.points.iter().filter_map(point).collect()
+    family.groups.iter().filter_map(point).collect()
 }
 
 /// Theory's knee by the services of the last load before the measured one, or of the last load of all.
@@ -174,8 +131,7 @@ fn expected_knee(theory: &[(f64, Queueing)], bend: Option<Knee>, closed: bool) -
     )
 }
 
-fn note(bend: Option<Knee>, expected: Option<f64>, closed: bool) -> String {
-    let unit = if closed { "sessions" } else { "requests/s" };
+fn note(bend: Option<Knee>, expected: Option<f64>, unit: &str) -> String {
     let mut note = match bend {
         Some(knee) => format!(
             "The first policy passes three times its least mean TTFT between {} and {} {unit}.",

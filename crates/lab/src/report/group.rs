@@ -91,12 +91,8 @@ impl Row<'_> {
     }
 
     /// Median over its ranked runs.
-    pub(super) fn median(&self, value: impl Fn(&Metrics) -> Option<f64>) -> Option<f64> {
-        median(
-            self.ranked()
-                .filter_map(|run| value(&run.metrics))
-                .collect(),
-        )
+    pub(super) fn median(&self, value: impl Fn(&RunEntry) -> Option<f64>) -> Option<f64> {
+        median(self.ranked().filter_map(value).collect())
     }
 
     /// Sum over all its runs.
@@ -106,8 +102,8 @@ impl Row<'_> {
 }
 
 /// TTFT P99, ms.
-pub(super) fn ttft_p99(metrics: &Metrics) -> Option<f64> {
-    metrics.ttft_ms.map(|ttft| ttft.p99)
+pub(super) fn ttft_p99(run: &RunEntry) -> Option<f64> {
+    run.metrics.ttft_ms.map(|ttft| ttft.p99)
 }
 
 /// Every group, in the order of the results.
@@ -189,10 +185,7 @@ fn shown_seed(rows: &[Row<'_>], drawable: impl Fn(&RunEntry) -> bool) -> Option<
         .flat_map(Row::ranked)
         .filter(|run| drawable(run))
     {
-        by_seed
-            .entry(run.seed)
-            .or_default()
-            .extend(ttft_p99(&run.metrics));
+        by_seed.entry(run.seed).or_default().extend(ttft_p99(run));
     }
     let most = by_seed.values().map(Vec::len).max()?;
     by_seed.retain(|_, values| values.len() == most);

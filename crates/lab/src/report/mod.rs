@@ -14,6 +14,7 @@
 mod curves;
 mod detail;
 mod group;
+mod over_load;
 mod page;
 mod paint;
 mod paper;
@@ -54,6 +55,12 @@ pub enum ReportError {
     },
 }
 
+/// Plots of several groups each.
+struct OverLoad {
+    ttft: Vec<paint::Plot>,
+    anarchy: Vec<paint::Plot>,
+}
+
 /// Write [`PAGE`] and its plots into `dir`, which is made if need be. Runs without a detail are in the tables
 /// and in the plot of throughput against TTFT only. Each file is written beside its place and then moved, the
 /// page last, so that a reader never sees half of one. Plots of an earlier page in that folder go.
@@ -66,14 +73,23 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
     for (index, group) in groups.iter().enumerate() {
         drawn.push(plots::draw(group, index + 1, groups.len())?);
     }
-    let curves = curves::draw(&groups)?;
+    let families = over_load::families(&groups);
+    let over_load = OverLoad {
+        ttft: curves::draw(&families)?,
+        anarchy: over_load::draw(&families)?,
+    };
     let io = |path: &Path, source| ReportError::Io {
         path: path.display().to_string(),
         source,
     };
     std::fs::create_dir_all(dir).map_err(|source| io(dir, source))?;
-    let page = page::page(results, &groups, &drawn, &curves);
-    let plots: Vec<_> = drawn.iter().flatten().chain(&curves).collect();
+    let page = page::page(results, &groups, &drawn, &over_load);
+    let plots: Vec<_> = drawn
+        .iter()
+        .flatten()
+        .chain(&over_load.ttft)
+        .chain(&over_load.anarchy)
+        .collect();
     let files = plots
         .iter()
         .map(|plot| (plot.file.as_str(), plot.file_text()));

@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use super::group::{Group, Row, ttft_p99};
 use super::paint::{Axis, Plot, STYLE, Unit, escape, grouped, trimmed};
 use super::plots::MAX_GROUPS;
-use super::{paper, theory};
+use super::{OverLoad, paper, theory};
 use crate::experiments::{Comparison, Measured, P99_MATTERS_MS, Verdict, not_reached};
 use crate::metrics::{Distribution, Metrics};
-use crate::results::Results;
+use crate::results::{Results, RunEntry};
 
 const CSS: &str = "\
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#57606a;--line:#d0d7de;--stripe:#f6f8fa;--best:#dff3ea}\
@@ -40,7 +40,7 @@ struct Column {
     title: &'static str,
     better: Better,
     unit: Unit,
-    value: fn(&Metrics) -> Option<f64>,
+    value: fn(&RunEntry) -> Option<f64>,
     /// The sample, if it is a P99.
     sample: Option<fn(&Metrics) -> Option<Distribution>>,
     /// Its name in comparisons, if it is compared.
@@ -60,7 +60,7 @@ const fn column(
     title: &'static str,
     better: Better,
     unit: Unit,
-    value: fn(&Metrics) -> Option<f64>,
+    value: fn(&RunEntry) -> Option<f64>,
 ) -> Column {
     Column {
         title,
@@ -74,7 +74,7 @@ const fn column(
 
 const fn p99(
     title: &'static str,
-    value: fn(&Metrics) -> Option<f64>,
+    value: fn(&RunEntry) -> Option<f64>,
     sample: fn(&Metrics) -> Option<Distribution>,
 ) -> Column {
     Column {
@@ -88,44 +88,64 @@ const fn p99(
 }
 
 const TTFT_P99: Column = p99("TTFT P99", ttft_p99, |it| it.ttft_ms).compared("ttft_ms.p99");
-const GOODPUT: Column =
-    column("goodput", Better::More, Unit::Percent, |it| it.goodput).compared("goodput");
+const GOODPUT: Column = column("goodput", Better::More, Unit::Percent, |it| {
+    it.metrics.goodput
+})
+.compared("goodput");
 const REQUESTS: Column = column("requests/s", Better::More, Unit::Plain, |it| {
-    it.requests_per_s
+    it.metrics.requests_per_s
 })
 .compared("requests_per_s");
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 16] = [
     GOODPUT,
     column("TTFT mean", Better::Less, Unit::Time, |it| {
-        it.ttft_ms.map(|it| it.mean)
+        it.metrics.ttft_ms.map(|it| it.mean)
     })
     .compared("ttft_ms.mean"),
     column("TTFT P50", Better::Less, Unit::Time, |it| {
-        it.ttft_ms.map(|it| it.p50)
+        it.metrics.ttft_ms.map(|it| it.p50)
     })
     .compared("ttft_ms.p50"),
     column("TTFT P90", Better::Less, Unit::Time, |it| {
-        it.ttft_ms.map(|it| it.p90)
+        it.metrics.ttft_ms.map(|it| it.p90)
     }),
     TTFT_P99,
     column("ITL P50", Better::Less, Unit::Time, |it| {
-        it.itl_ms.map(|it| it.p50)
+        it.metrics.itl_ms.map(|it| it.p50)
     }),
-    p99("ITL P99", |it| it.itl_ms.map(|it| it.p99), |it| it.itl_ms),
+    p99(
+        "ITL P99",
+        |it| it.metrics.itl_ms.map(|it| it.p99),
+        |it| it.itl_ms,
+    ),
     p99(
         "end to end P99",
-        |it| it.e2e_ms.map(|it| it.p99),
+        |it| it.metrics.e2e_ms.map(|it| it.p99),
         |it| it.e2e_ms,
     ),
     REQUESTS,
     column("output tokens/s", Better::More, Unit::Plain, |it| {
-        it.output_tokens_per_s
+        it.metrics.output_tokens_per_s
     }),
     column("cache reuse", Better::More, Unit::Percent, |it| {
-        it.engine_reuse
+        it.metrics.engine_reuse
     }),
-    column("imbalance", Better::Less, Unit::Times, |it| it.imbalance),
+    column("imbalance", Better::Less, Unit::Times, |it| {
+        it.metrics.imbalance
+    }),
+    column("slowdown", Better::Less, Unit::Times, |it| {
+        Some(it.anarchy.as_ref()?.ttft.slowdown)
+    }),
+    column("policy gap", Better::Less, Unit::Times, |it| {
+        Some(it.anarchy.as_ref()?.ttft.policy_gap)
+    }),
+    column("temporal gap", Better::Less, Unit::Times, |it| {
+        Some(it.anarchy.as_ref()?.ttft.temporal_gap)
+    }),
+    column("overload", Better::Less, Unit::Times, |it| {
+        Some(it.anarchy.as_ref()?.ttft.overload)
+    }),
 ];
 
 /// Columns left of them.
@@ -136,7 +156,7 @@ pub(super) fn page(
     results: &Results,
     groups: &[Group<'_>],
     drawn: &[Vec<Plot>],
-    curves: &[Plot],
+    over_load: &OverLoad,
 ) -> String {
     let mut html = String::new();
     // Writing to a string cannot fail.
@@ -156,11 +176,12 @@ pub(super) fn page(
         paper::sections(&mut html, report);
     }
     scoreboard(&mut html, results);
-    over_load(&mut html, curves);
+    ttft(&mut html, &over_load.ttft);
     theory::table(&mut html, groups);
     if groups.len() > 1 {
         overview(&mut html, results, groups);
     }
+    anarchy(&mut html, &over_load.anarchy);
     for (index, group) in groups.iter().enumerate() {
         let plots = drawn.get(index).map_or(&[][..], Vec::as_slice);
         section(&mut html, results, group, index + 1, plots);
@@ -265,27 +286,12 @@ fn scoreboard(html: &mut String, results: &Results) {
 }
 
 /// Curves over load, where there are any.
-fn over_load(html: &mut String, curves: &[Plot]) {
-    if curves.is_empty() {
+fn ttft(html: &mut String, plots: &[Plot]) {
+    if plots.is_empty() {
         return;
     }
     html.push_str("<h2 id=\"over-load\">Over load</h2>\n");
-    figures(html, curves, "c");
-}
-
-/// Plots side by side; their ids begin with `prefix`.
-fn figures(html: &mut String, plots: &[Plot], prefix: &str) {
-    html.push_str("<div class=\"plots\">\n");
-    for (index, plot) in plots.iter().enumerate() {
-        let _ = writeln!(
-            html,
-            "<figure>\n{}<figcaption>{} <a href=\"{}\">As a file</a></figcaption>\n</figure>",
-            plot.inline(&format!("{prefix}p{index}")),
-            escape(&plot.note),
-            escape(&plot.file)
-        );
-    }
-    html.push_str("</div>\n");
+    figures(html, "c", plots);
 }
 
 /// One line for each group: who wins what.
@@ -334,8 +340,38 @@ fn section(html: &mut String, results: &Results, group: &Group<'_>, number: usiz
             "<p>Nothing to plot: no run completed a request, or its details were not kept.</p>\n",
         );
     }
-    figures(html, plots, &format!("g{number}"));
+    figures(html, &format!("g{number}"), plots);
     html.push_str("</section>\n");
+}
+
+/// Plots beside each other; `id` tells them from others on the page.
+fn figures(html: &mut String, id: &str, plots: &[Plot]) {
+    html.push_str("<div class=\"plots\">\n");
+    for (index, plot) in plots.iter().enumerate() {
+        let _ = writeln!(
+            html,
+            "<figure>\n{}<figcaption>{} <a href=\"{}\">As a file</a></figcaption>\n</figure>",
+            plot.inline(&format!("{id}p{index}")),
+            escape(&plot.note),
+            escape(&plot.file)
+        );
+    }
+    html.push_str("</div>\n");
+}
+
+/// Who is to blame for the slowdown, over load.
+fn anarchy(html: &mut String, plots: &[Plot]) {
+    if plots.is_empty() {
+        return;
+    }
+    html.push_str(
+        "<h2 id=\"anarchy\">Price of Anarchy over load</h2>\n\
+         <p>Slowdown is time to first token over that of each request alone on an idle worker. It is the product of \
+         the policy gap (what a better choice would have saved), the temporal gap (what happened after the choice) \
+         and overload (what no router can fix). All policies are measured by one yardstick, which knows nothing of \
+         what a placement is worth to later requests: affinity may look worse than it is.</p>\n",
+    );
+    figures(html, "a", plots);
 }
 
 /// What all of its runs had in common, and what to beware of.

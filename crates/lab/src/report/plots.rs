@@ -16,6 +16,7 @@ use regime_core::Regime;
 
 use super::detail::{PoolDetail, RunDetail, thin};
 use super::group::{COLOURS, Group, Row, ttft_p99};
+use super::over_load::OVER_LOAD;
 use super::paint::{
     Area, Axis, BOTTOM, Drawing, GREY, GRID, INK, Key, LEFT, PALETTE, Plot, RIGHT, Unit, plot,
     short, width, words, write_at,
@@ -28,7 +29,7 @@ const TTFT_CDF: &str = "ttft-cdf";
 const LOAD_PER_WORKER: &str = "load-per-worker";
 const CACHE_HITS: &str = "cache-hits";
 /// That of several groups.
-pub(super) const OVER_LOAD: &str = "over-load";
+pub(super) const TTFT_OVER_LOAD: &str = "ttft-over-load";
 /// The one plot that shows all seeds.
 const PARETO: &str = "pareto";
 /// Policies with a panel of their own in TTFT over time.
@@ -55,10 +56,7 @@ pub(super) fn draw(group: &Group<'_>, number: usize, of: usize) -> Result<Vec<Pl
     }
     let sheet = Sheet {
         group,
-        prefix: format!(
-            "{number:02}-{}",
-            slug(&[group.workload, group.topology, &group.load])
-        ),
+        prefix: format!("{number:02}-{}", slug(group)),
         points: (PAGE_POINTS / of.max(1)).clamp(150, MAX_POINTS),
     };
     let plots = [
@@ -82,6 +80,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         CACHE_HITS,
         PARETO,
         OVER_LOAD,
+        TTFT_OVER_LOAD,
     ];
     numbered
         && plots
@@ -401,7 +400,10 @@ impl Sheet<'_> {
             .iter()
             .filter_map(|row| {
                 let ttft = row.median(ttft_p99)?;
-                Some((row, (ttft, row.median(|it| it.output_tokens_per_s)?)))
+                Some((
+                    row,
+                    (ttft, row.median(|it| it.metrics.output_tokens_per_s)?),
+                ))
             })
             .collect();
         if rows.is_empty() {
@@ -548,7 +550,7 @@ fn shade(regime: Regime) -> RGBAColor {
     }
 }
 
-fn colour(row: &Row<'_>) -> RGBColor {
+pub(super) fn colour(row: &Row<'_>) -> RGBColor {
     row.colour
         .and_then(|at| PALETTE.get(at))
         .copied()
@@ -602,9 +604,15 @@ fn ends(values: &[f64], most: usize) -> impl Iterator<Item = f64> {
     (0..shown).filter_map(move |index| values.get(at(index)).copied())
 }
 
+fn slug(group: &Group<'_>) -> String {
+    slug_of(&format!(
+        "{}-{}-{}",
+        group.workload, group.topology, group.load
+    ))
+}
+
 /// Letters, digits and hyphens that tell what a file is about.
-pub(super) fn slug(words: &[&str]) -> String {
-    let text = words.join("-");
+pub(super) fn slug_of(text: &str) -> String {
     let mut slug = String::new();
     for character in text.chars() {
         if character.is_ascii_alphanumeric() {
@@ -655,7 +663,7 @@ mod tests {
 
     #[test]
     fn file_names_hold_nothing_but_letters_digits_and_hyphens() {
-        let words = ["trace:../../etc/<x>", "2P3D", "0.5"];
-        assert_eq!(slug(&words), "trace-etc-x-2p3d-0-5");
+        let words = "trace:../../etc/<x>-2P3D-0.5";
+        assert_eq!(slug_of(words), "trace-etc-x-2p3d-0-5");
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Gauge {
 #[derive(Debug, Default)]
 struct Track {
     windows: VecDeque<Measured>,
+    /// Whether windows came or went since the summary.
+    changed: bool,
     /// Of these windows, or of the last ones if there are none; absent before the first.
     summary: Option<Summary>,
 }
@@ -88,6 +90,7 @@ impl Gauge {
                 Latency::E2e => &mut self.e2e,
             };
             track.windows.push_back(window);
+            track.changed = true;
         }
         for track in [&mut self.ttft, &mut self.e2e] {
             track.summarise(horizon, now);
@@ -125,12 +128,15 @@ fn estimate(window: &Measurable) -> Result<Estimate, NoEstimate> {
 impl Track {
     fn summarise(&mut self, horizon: Horizon, now: Timestamp) {
         // Windows that waited for a slow request come late, with an older time than those before them.
-        self.windows
-            .retain(|window| now.since(window.at) <= horizon.max_age);
+        self.windows.retain(|window| {
+            let counts = now.since(window.at) <= horizon.max_age;
+            self.changed |= !counts;
+            counts
+        });
         while self.windows.len() > horizon.windows {
             self.windows.pop_front();
         }
-        if self.windows.is_empty() {
+        if self.windows.is_empty() || !std::mem::take(&mut self.changed) {
             return;
         }
         let mut rng = Pcg64Mcg::seed_from_u64(horizon.seed);
