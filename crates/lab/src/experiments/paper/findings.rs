@@ -412,8 +412,9 @@ fn poa_drop(
     runs: &[RunEntry],
 ) -> (String, Verdict) {
     let pairs = Pairs::of(fleet, runs, poa_hat);
-    if pairs.ratio().is_some() {
-        return pairs.finding(factor, true, report);
+    if let Some((adaptive, fixed)) = pairs.means() {
+        let (factor, verdict) = pairs.finding(factor, true, report);
+        return (format!("{fixed:.1} to {adaptive:.1}, {factor}"), verdict);
     }
     let ttft = Pairs::of(fleet, runs, |run| Some(run.metrics.ttft_ms?.mean));
     let measured = ttft.ratio().map_or_else(
@@ -445,7 +446,6 @@ impl Pairs {
             .filter_map(|run| Some((twin(run)?, *run)))
             .collect();
         let mut seeds: Vec<u64> = pairs.iter().map(|(_, run)| run.seed).collect();
-        seeds.dedup();
         seeds.sort_unstable();
         seeds.dedup();
         let of_seed = |seed: u64| {
@@ -471,6 +471,13 @@ impl Pairs {
 
     fn ratio(&self) -> Option<Ratio> {
         Ratio::of(&self.adaptive_over_static)
+    }
+
+    /// Adaptive and static, geometric means over the seeds.
+    fn means(&self) -> Option<(f64, f64)> {
+        let pairs = || self.adaptive_over_static.iter();
+        let adaptive = geometric_mean(pairs().map(|(adaptive, _)| *adaptive))?;
+        Some((adaptive, geometric_mean(pairs().map(|(_, fixed)| *fixed))?))
     }
 
     /// Against a published factor, which is static over adaptive where it is a `drop`.
