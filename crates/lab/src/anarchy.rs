@@ -111,11 +111,15 @@ struct Window {
 }
 
 impl Anarchy {
-    /// Of a run that was watched.
+    /// Of a run that was watched, without its first `warm_up` requests.
     ///
     /// # Errors
     /// Why there is none, in a word; see [`NoEstimate::name`].
-    pub(crate) fn of(record: &RunRecord, watched: Watched) -> Result<Self, &'static str> {
+    pub(crate) fn of(
+        record: &RunRecord,
+        watched: Watched,
+        warm_up: usize,
+    ) -> Result<Self, &'static str> {
         let Watched {
             role,
             decisions,
@@ -126,6 +130,7 @@ impl Anarchy {
         let joined_right = joins(&joined, &seen, record);
         let answered: Vec<_> = seen
             .into_iter()
+            .filter(|seen| seen.request >= warm_up)
             .filter_map(|seen| answered(seen, record))
             .collect();
         let windows = windows(answered).map_err(|_| NoEstimate::NoRequests.name())?;
@@ -347,6 +352,17 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_the_warm_up_are_left_out() {
+        let requests = vec![
+            request(0.0, Some(900.0), Ending::Completed),
+            request(1_000.0, Some(40.0), Ending::Completed),
+        ];
+        let watched = watched(vec![seen(0, 0), seen(1, 1_000)], Vec::new());
+        let anarchy = Anarchy::of(&record(requests), watched, 1).unwrap();
+        assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (1, 2.0));
+    }
+
+    #[test]
     fn latencies_run_from_the_decision_and_requests_without_a_token_are_left_out() {
         let requests = vec![
             request(0.0, Some(30.0), Ending::Completed),
@@ -355,7 +371,7 @@ mod tests {
         ];
         // The second waited 10 ms in the router.
         let seen = vec![seen(0, 0), seen(1, 1_010), seen(2, 2_000)];
-        let anarchy = Anarchy::of(&record(requests), watched(seen, Vec::new())).unwrap();
+        let anarchy = Anarchy::of(&record(requests), watched(seen, Vec::new()), 0).unwrap();
         // 30 and 40 against 20 and 20; end to end 230 and 240 against 120 and 120.
         assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (2, 70.0 / 40.0));
         assert_eq!(anarchy.e2e.unwrap().slowdown, 470.0 / 240.0);
@@ -378,7 +394,7 @@ mod tests {
                 seen
             });
             let record = record(vec![request(6_000.0, Some(30.0), Ending::Completed)]);
-            let anarchy = Anarchy::of(&record, watched(seen.collect(), Vec::new())).unwrap();
+            let anarchy = Anarchy::of(&record, watched(seen.collect(), Vec::new()), 0).unwrap();
             anarchy.measured_share
         };
         assert_eq!(
@@ -394,7 +410,7 @@ mod tests {
             request(1_000.0, Some(50.0), Ending::Completed),
         ];
         let watched = watched(vec![seen(0, 0), seen(1, 1_000)], Vec::new());
-        let anarchy = Anarchy::of(&record(requests), watched).unwrap();
+        let anarchy = Anarchy::of(&record(requests), watched, 0).unwrap();
         assert_eq!((anarchy.ttft.windows, anarchy.e2e.unwrap().windows), (2, 1));
     }
 
@@ -405,7 +421,7 @@ mod tests {
         let right = vec![joined(0, 0, 30.0), joined(1, 0, 50.0)];
         for (joined, share) in [(swapped, 0.0), (right, 1.0)] {
             let watched = watched(vec![seen(0, 0), seen(1, 0)], joined);
-            let anarchy = Anarchy::of(&record(requests.to_vec()), watched).unwrap();
+            let anarchy = Anarchy::of(&record(requests.to_vec()), watched, 0).unwrap();
             assert_eq!(anarchy.joined_right, Some(share));
         }
     }
@@ -413,7 +429,7 @@ mod tests {
     #[test]
     fn a_run_that_answered_nothing_has_a_reason_and_no_number() {
         let requests = vec![request(0.0, None, Ending::Rejected)];
-        let none = Anarchy::of(&record(requests), watched(vec![seen(0, 0)], Vec::new()));
+        let none = Anarchy::of(&record(requests), watched(vec![seen(0, 0)], Vec::new()), 0);
         assert_eq!(none, Err("no_requests"));
     }
 }

@@ -33,7 +33,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aisimulate_core::engine::{EngineConfig, WorkerType as EngineRole};
+use aisimulate_core::engine::{EngineConfig, WorkerType as EngineRole, prefill_handoff_delay_ms};
 use aisimulate_core::{TimingModel, TimingModelConfig};
 use dynamo_kv_router::WorkerType;
 use serde::Deserialize;
@@ -43,10 +43,17 @@ use crate::timing::{TableError, TimingTable};
 use crate::workload::LONGEST_MS;
 
 /// Built-in engines: name, YAML, and the table that it names.
-const PRESETS: [(&str, &str, Option<&str>); 4] = [
+const PRESETS: [(&str, &str, Option<&str>); 5] = [
     (
         "b200-70b",
         include_str!("../../../configs/engines/b200-70b.yaml"),
+        Some(include_str!(
+            "../../../configs/engines/b200-llama-3.1-70b-fp8-tp4.csv"
+        )),
+    ),
+    (
+        "b200-70b-narrow",
+        include_str!("../../../configs/engines/b200-70b-narrow.yaml"),
         Some(include_str!(
             "../../../configs/engines/b200-llama-3.1-70b-fp8-tp4.csv"
         )),
@@ -135,7 +142,8 @@ pub struct Engine {
 #[derive(Debug, Clone)]
 enum Timing {
     Table(Arc<TimingTable>),
-    BuiltIn,
+    Fixed { prefill_ms: f64, decode_ms: f64 },
+    Polynomial,
 }
 
 #[derive(Deserialize)]
@@ -260,19 +268,66 @@ impl Engine {
     pub(crate) fn timing_model(&self) -> Option<Arc<dyn TimingModel>> {
         match &self.timing {
             Timing::Table(table) => Some(Arc::clone(table) as Arc<dyn TimingModel>),
-            Timing::BuiltIn => None,
+            Timing::Fixed { .. } | Timing::Polynomial => None,
         }
     }
 
     /// Settings of a worker of `role` that is `slowdown` times as slow as the table says.
     pub(crate) fn config(&self, role: WorkerType, slowdown: f64) -> EngineConfig {
-        let mut config = match role {
-            WorkerType::Prefill => self.configs[1].clone(),
-            WorkerType::Decode => self.configs[2].clone(),
-            _ => self.configs[0].clone(),
-        };
+        let mut config = self.of(role).clone();
         config.speedup_ratio /= slowdown;
         config
+    }
+
+    /// Sequences that a rank of `role` serves at once; absent where there is no limit.
+    pub(crate) fn seats(&self, role: WorkerType) -> Option<usize> {
+        Some(self.of(role).max_num_seqs).filter(|seats| *seats < usize::MAX)
+    }
+
+    /// Time in which an idle worker of `role` computes `tokens` of a prompt, ms. Absent where pass times are
+    /// neither in a table nor fixed.
+    pub(crate) fn prefill_alone_ms(&self, role: WorkerType, tokens: usize) -> Option<f64> {
+        let pass_ms = |tokens| match &self.timing {
+            Timing::Table(table) => Some(table.prefill_ms(tokens)),
+            Timing::Fixed { prefill_ms, .. } => Some(*prefill_ms),
+            Timing::Polynomial => None,
+        };
+        let config = self.of(role);
+        let most = config.max_num_batched_tokens.max(1);
+        let (full, rest) = (tokens / most, tokens % most);
+        let mut ms = if rest > 0 { pass_ms(rest)? } else { 0.0 };
+        if full > 0 {
+            ms += full as f64 * pass_ms(most)?;
+        }
+        Some(ms / speed(config.speedup_ratio))
+    }
+
+    /// Time from the end of a prefill of `tokens` to the first token of an idle decode worker, ms: the transfer
+    /// and a step of one sequence. Absent likewise.
+    pub(crate) fn handed_over_alone_ms(&self, tokens: usize) -> Option<f64> {
+        let (prefill, decode) = (self.of(WorkerType::Prefill), self.of(WorkerType::Decode));
+        let transfer_ms = prefill_handoff_delay_ms(
+            prefill.worker_type,
+            true,
+            tokens,
+            prefill.kv_transfer_bandwidth,
+            prefill.kv_transfer_bytes_per_token,
+        );
+        let step_ms = match &self.timing {
+            Timing::Table(table) => table.decode_ms(1, tokens),
+            Timing::Fixed { decode_ms, .. } => *decode_ms,
+            Timing::Polynomial => return None,
+        };
+        let speed = speed(decode.speedup_ratio) * speed(decode.decode_speedup_ratio);
+        Some(transfer_ms.unwrap_or(self.handoff_latency_ms) + step_ms / speed)
+    }
+
+    fn of(&self, role: WorkerType) -> &EngineConfig {
+        match role {
+            WorkerType::Prefill => &self.configs[1],
+            WorkerType::Decode => &self.configs[2],
+            _ => &self.configs[0],
+        }
     }
 
     fn parse(
@@ -302,12 +357,15 @@ impl Engine {
             )));
         }
         let (timing, model) = match file.timing {
-            TimingFile::Polynomial {} => (Timing::BuiltIn, TimingModelConfig::Polynomial),
+            TimingFile::Polynomial {} => (Timing::Polynomial, TimingModelConfig::Polynomial),
             TimingFile::Fixed {
                 prefill_ms,
                 decode_ms,
             } => (
-                Timing::BuiltIn,
+                Timing::Fixed {
+                    prefill_ms,
+                    decode_ms,
+                },
                 TimingModelConfig::Fixed {
                     prefill_ms,
                     decode_ms,
@@ -373,6 +431,11 @@ impl Engine {
     }
 }
 
+/// The divisor of times that a speed-up is; the simulator takes 0 for none.
+fn speed(ratio: f64) -> f64 {
+    if ratio > 0.0 { ratio } else { 1.0 }
+}
+
 fn read(path: &Path) -> Result<String, EngineError> {
     std::fs::read_to_string(path).map_err(|source| EngineError::Read {
         path: path.display().to_string(),
@@ -388,7 +451,16 @@ mod tests {
     #[test]
     fn every_preset_loads_and_is_described() {
         let names: Vec<_> = Engine::presets().iter().map(|preset| preset.name).collect();
-        assert_eq!(names, ["b200-70b", "h200-70b", "polynomial", "fixed"]);
+        assert_eq!(
+            names,
+            [
+                "b200-70b",
+                "b200-70b-narrow",
+                "h200-70b",
+                "polynomial",
+                "fixed"
+            ]
+        );
         assert!(
             Engine::presets()
                 .iter()
@@ -412,7 +484,8 @@ mod tests {
     fn an_unknown_engine_is_refused_with_the_names() {
         let error = Engine::load("b300").err().unwrap().to_string();
         assert!(
-            error.contains("\"b300\"") && error.contains("b200-70b, h200-70b, polynomial, fixed")
+            error.contains("\"b300\"")
+                && error.contains("b200-70b, b200-70b-narrow, h200-70b, polynomial, fixed")
         );
     }
 

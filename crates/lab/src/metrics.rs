@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::adapter::{Ending, RunRecord};
+use crate::adapter::{Ending, RequestRecord, RunRecord};
 
 /// Latencies within which a request counts as served well.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -137,10 +137,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Measure a run.
+    /// Measure a run; TTFT and time to the last token without the first `warm_up` requests.
     #[must_use]
-    pub fn of(record: &RunRecord, slo: Slo) -> Self {
+    pub fn of(record: &RunRecord, slo: Slo, warm_up: usize) -> Self {
         let requests = &record.requests;
+        let measured = requests.get(warm_up..).unwrap_or_default();
         let ended = |ending| {
             requests
                 .iter()
@@ -207,7 +208,7 @@ impl Metrics {
             peak_in_flight: peak_in_flight(record),
             worker_seconds: duration_s.map(|seconds| seconds * workers as f64),
             ttft_ms: Distribution::of(
-                requests
+                measured
                     .iter()
                     .filter_map(|request| request.ttft_ms())
                     .collect(),
@@ -219,7 +220,13 @@ impl Metrics {
                     .map(|&gap| f64::from(gap))
                     .collect(),
             ),
-            e2e_ms: Distribution::of(completed().filter_map(|request| request.e2e_ms()).collect()),
+            e2e_ms: Distribution::of(
+                measured
+                    .iter()
+                    .filter(|request| request.ending == Ending::Completed)
+                    .filter_map(RequestRecord::e2e_ms)
+                    .collect(),
+            ),
         }
     }
 }
@@ -275,7 +282,7 @@ fn peak_in_flight(record: &RunRecord) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapter::{PoolRecord, RequestRecord};
+    use crate::adapter::PoolRecord;
     use dynamo_kv_router::WorkerType;
 
     fn request(arrival_ms: f64, first: f64, last: f64, tokens: u32) -> RequestRecord {
@@ -318,6 +325,7 @@ mod tests {
                 request(500.0, 2_600.0, 2_700.0, 2),
             ]),
             Slo::default(),
+            0,
         );
         // 2 requests and 13 tokens in 2.7 s; the second waited 2.1 s for its first token.
         assert_eq!(metrics.duration_s, Some(2.7));
@@ -331,15 +339,27 @@ mod tests {
     }
 
     #[test]
+    fn latencies_are_those_after_the_warm_up_and_counts_those_of_all() {
+        let requests = vec![
+            request(0.0, 900.0, 1_000.0, 2),
+            request(500.0, 600.0, 800.0, 3),
+        ];
+        let metrics = Metrics::of(&run(requests), Slo::default(), 1);
+        let (ttft, e2e) = (metrics.ttft_ms.unwrap(), metrics.e2e_ms.unwrap());
+        assert_eq!((ttft.samples, ttft.mean, e2e.mean), (1, 100.0, 300.0));
+        assert_eq!((metrics.completed, metrics.duration_s), (2, Some(1.0)));
+    }
+
+    #[test]
     fn a_slow_stream_misses_the_slo() {
         // 10 gaps in 510 ms: 51 ms each.
-        let metrics = Metrics::of(&run(vec![request(0.0, 10.0, 520.0, 11)]), Slo::default());
+        let metrics = Metrics::of(&run(vec![request(0.0, 10.0, 520.0, 11)]), Slo::default(), 0);
         assert_eq!(metrics.goodput, Some(0.0));
     }
 
     #[test]
     fn imbalance_is_largest_over_mean_and_jains_index() {
-        let metrics = Metrics::of(&run(Vec::new()), Slo::default());
+        let metrics = Metrics::of(&run(Vec::new()), Slo::default(), 0);
         // 300 and 100: 300 / 200, and 400² / (2·100,000).
         assert_eq!(metrics.imbalance, Some(1.5));
         assert_eq!(metrics.imbalance_jain, Some(0.8));
@@ -350,7 +370,7 @@ mod tests {
         let mut empty = run(Vec::new());
         empty.token_gaps_ms.clear();
         empty.pools[0].work_tokens = vec![0, 0];
-        let metrics = Metrics::of(&empty, Slo::default());
+        let metrics = Metrics::of(&empty, Slo::default(), 0);
         assert_eq!(metrics, Metrics::default());
         let json = serde_json::to_value(metrics).unwrap();
         assert!(json.get("ttft_ms").is_none() && json.get("engine_reuse").is_none());
@@ -363,7 +383,7 @@ mod tests {
         let mut requests = vec![request(0.0, 1.0, 2.0, 2); 2];
         (requests[0].prompt_tokens, requests[0].reused_tokens) = (4, Some(0));
         (requests[1].prompt_tokens, requests[1].reused_tokens) = (196, Some(190));
-        let metrics = Metrics::of(&run(requests), Slo::default());
+        let metrics = Metrics::of(&run(requests), Slo::default(), 0);
         assert_eq!(metrics.engine_reuse, Some(0.95));
         let mean = metrics.engine_reuse_request_mean.unwrap();
         assert!((mean - 0.485).abs() < 0.001, "{mean}");

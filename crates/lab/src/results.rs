@@ -6,15 +6,18 @@
 //! empty cell. Everything but the object `wall` is a pure function of the inputs, so two files of the
 //! same experiments differ nowhere else. Numbers come from a simulation, and the file says so.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::anarchy::Anarchy;
-use crate::experiments::{Comparison, Score};
+use crate::experiments::{Comparison, PaperReport, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
+use crate::queueing::Queueing;
+use crate::regimes::RegimeTimes;
 use crate::run::{Experiment, Load, Run, SelectionCost, Settings};
 use crate::workloads::OfferedLoad;
 
@@ -36,6 +39,9 @@ pub struct Results {
     /// Policies over all cells, in a suite.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scoreboard: Vec<Score>,
+    /// The paper beside what was measured, in a reproduction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paper: Option<PaperReport>,
 }
 
 /// Where numbers come from.
@@ -129,9 +135,43 @@ impl RunEntry {
             anarchy: run.anarchy.clone().ok(),
             anarchy_unavailable: run.anarchy.as_ref().err().map(|why| (*why).to_owned()),
             wall: Some(run.selection),
-            more: Map::new(),
+            more: objects(experiment, run),
         }
     }
+
+    /// Theory beside measurement, where there is any.
+    #[must_use]
+    pub fn queueing(&self) -> Option<Queueing> {
+        Queueing::deserialize(self.more.get("queueing")?).ok()
+    }
+
+    /// The regimes of each pool by its role, under a policy that tells them.
+    #[must_use]
+    pub fn regimes(&self) -> BTreeMap<String, RegimeTimes> {
+        let regimes = self.more.get("regimes");
+        regimes
+            .and_then(|it| Deserialize::deserialize(it).ok())
+            .unwrap_or_default()
+    }
+}
+
+/// What else is known of a run: [`Queueing`] as `queueing`, [`RegimeTimes`] by pool as `regimes`.
+fn objects(experiment: &Experiment, run: &Run) -> Map<String, Value> {
+    let Experiment {
+        engine,
+        topology,
+        settings,
+        ..
+    } = experiment;
+    let mut objects = Map::new();
+    if let Some(queueing) = Queueing::of(&run.record, engine, *topology, settings) {
+        objects.insert("queueing".into(), json!(queueing));
+    }
+    let regimes = RegimeTimes::of(&run.record);
+    if !regimes.is_empty() {
+        objects.insert("regimes".into(), json!(regimes));
+    }
+    objects
 }
 
 /// A file that could not be written or read.
@@ -165,6 +205,7 @@ impl Results {
             runs,
             comparisons: Vec::new(),
             scoreboard: Vec::new(),
+            paper: None,
         }
     }
 
@@ -316,7 +357,6 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
 mod tests {
     use super::*;
     use crate::metrics::Distribution;
-    use serde_json::json;
 
     fn entry() -> RunEntry {
         RunEntry {

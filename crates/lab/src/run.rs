@@ -113,6 +113,10 @@ pub struct Settings {
     /// Virtual time at which the run is cut, ms. Absent: run to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time_ms: Option<f64>,
+    /// Requests at the start whose TTFT, time to the last token and Price of Anarchy are not measured. In a closed loop all
+    /// sessions begin at once, and that burst would be the P99.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub warm_up: usize,
     /// What counts as served well.
     pub slo: Slo,
     /// Order in which workers are listed to the routers.
@@ -127,10 +131,15 @@ impl Default for Settings {
             queue_threshold: None,
             slowdowns: Vec::new(),
             max_time_ms: None,
+            warm_up: 0,
             slo: Slo::default(),
             listing: Listing::Forward,
         }
     }
+}
+
+const fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A run that could not be done.
@@ -221,7 +230,8 @@ impl Experiment {
     /// When something is not allowed, or when policy or engine fail on the way; a panic is such a failure.
     pub fn run(&self, catalog: &Catalog) -> Result<Run, RunError> {
         self.workload.check()?;
-        self.settings.check(self.topology)?;
+        self.settings
+            .check(self.topology, self.workload.requests())?;
         let settings = SimulationSettings {
             seed: self.seed,
             kv_event_lag_ms: self.settings.kv_event_lag_ms,
@@ -255,9 +265,10 @@ impl Experiment {
         })?;
         let selections = simulated.selection.selections;
         let watched = simulated.watched.ok_or("not_watched");
-        let anarchy = watched.and_then(|watched| Anarchy::of(&simulated.record, watched));
+        let warm_up = self.settings.warm_up;
+        let anarchy = watched.and_then(|watched| Anarchy::of(&simulated.record, watched, warm_up));
         Ok(Run {
-            metrics: Metrics::of(&simulated.record, self.settings.slo),
+            metrics: Metrics::of(&simulated.record, self.settings.slo, warm_up),
             selection: SelectionCost {
                 selections,
                 mean_us: crate::metrics::ratio(
@@ -280,7 +291,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 }
 
 impl Settings {
-    pub(crate) fn check(&self, topology: Topology) -> Result<(), RunError> {
+    pub(crate) fn check(&self, topology: Topology, requests: usize) -> Result<(), RunError> {
         let within = |key, value: f64, most: f64, allowed| {
             if (0.0..=most).contains(&value) {
                 return Ok(());
@@ -298,6 +309,13 @@ impl Settings {
         not_negative("max_time_ms", self.max_time_ms.unwrap_or(0.0))?;
         not_negative("slo.ttft_ms", self.slo.ttft_ms)?;
         not_negative("slo.mean_itl_ms", self.slo.mean_itl_ms)?;
+        if self.warm_up > 0 && self.warm_up >= requests {
+            return Err(RunError::Setting {
+                key: "warm_up",
+                value: self.warm_up.to_string(),
+                allowed: "fewer than the requests of the run",
+            });
+        }
         let slow = |slowdown: &&f64| !(slowdown.is_finite() && (0.01..=100.0).contains(*slowdown));
         if let Some(value) = self.slowdowns.iter().find(slow) {
             return Err(RunError::Setting {
@@ -371,7 +389,7 @@ mod tests {
             let mut settings = Settings::default();
             change(&mut settings);
             settings
-                .check(Topology::Aggregated { workers: 2 })
+                .check(Topology::Aggregated { workers: 2 }, 10)
                 .unwrap_err()
                 .to_string()
         };
@@ -382,9 +400,10 @@ mod tests {
         );
         assert!(refuse(|s| s.slowdowns = vec![0.0]).starts_with("slowdowns is 0"));
         assert!(refuse(|s| s.slowdowns = vec![1.0; 3]).contains("a list of 3"));
+        assert!(refuse(|s| s.warm_up = 10).starts_with("warm_up is 10"));
         assert!(
             Settings::default()
-                .check(Topology::Aggregated { workers: 2 })
+                .check(Topology::Aggregated { workers: 2 }, 10)
                 .is_ok()
         );
     }

@@ -193,6 +193,16 @@ fn a_wrong_name_is_refused_with_the_right_ones() {
             &["suite", "stress", "--conditions", "nonsense"],
             "allowed are late-events, priors-high, priors-low, slow-worker, large-pools",
         ),
+        (
+            &["paper", "--fleets", "1P2D,2P2D"],
+            "fleet \"2P2D\" is unknown; allowed are 1P2D, 1P5D, narrow-1P2D",
+        ),
+        (&["paper", "--concurrency", "0"], "at least 1"),
+        (&["paper", "--size", "0"], "above 0, at most 100"),
+        (
+            &["paper", "--concurrency", "99999999"],
+            "at most 1000000 of a generated workload",
+        ),
     ] {
         let said = refused(args);
         assert!(said.contains(words), "{args:?}: {said}");
@@ -228,6 +238,10 @@ fn what_cannot_be_run_as_asked_gives_2_before_anything_runs() {
         (
             &["--slowdowns", "-1,1"],
             "slowdowns is -1; allowed: numbers from 0.01 to 100",
+        ),
+        (
+            &["--requests", "60", "--warm-up", "60"],
+            "warm_up is 60; allowed: fewer than the requests of the run",
         ),
         (&["--policy", "regime"], ""),
         (&["--block-size", "16"], "are for traces"),
@@ -746,6 +760,67 @@ fn a_stress_suite_has_a_board_for_each_condition_and_goes_on_where_it_stopped() 
         "{said}"
     );
     assert_eq!(results(folder.path()), once);
+}
+
+#[test]
+fn a_small_reproduction_of_the_paper_is_judged_drawn_and_goes_on_where_it_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let paper = [
+        "paper",
+        "--fleets",
+        "narrow-1P5D,mixed-prompts",
+        "--concurrency",
+        "1,2,8",
+        "--seeds",
+        "1",
+        "--size",
+        "0.02",
+        "--out",
+        out,
+        "--report",
+        out,
+    ];
+    let table = ok(&paper);
+    assert!(
+        table.contains("66.4 to 21.5") && table.contains("not comparable"),
+        "{table}"
+    );
+    let first = without_wall(folder.path());
+    let results = results(folder.path());
+    // Two fleets, three loads, four policies; sixteen pairs at 8 sessions, which is also the last load.
+    assert_eq!(results["runs"].as_array().unwrap().len(), 24 + 16);
+    let paper_report = &results["paper"];
+    assert_eq!(paper_report["findings"].as_array().unwrap().len(), 4);
+    assert_eq!(
+        paper_report["sweeps"][0]["points"]
+            .as_array()
+            .unwrap()
+            .len(),
+        16
+    );
+    let slowdowns = paper_report["fleets"][0]["slowdowns"].as_array().unwrap();
+    assert_eq!((slowdowns.len(), &slowdowns[0][1]), (3, &1.0.into()));
+    let run = &results["runs"][0];
+    assert_eq!(
+        (&run["policy"], &run["queueing"]["reading"]),
+        (&"paper-static".into(), &"no_wait".into())
+    );
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    for part in [
+        "The paper, reproduced",
+        "Where policies separate",
+        "What queueing explains",
+        "Fixed τ and ω",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    let curve = "01-paper-1p5d-b200-70b-narrow-ttft-over-load.svg";
+    assert!(folder.path().join(curve).is_file());
+    let again = lab(&paper);
+    let said = String::from_utf8(again.stderr).unwrap();
+    assert!(said.contains("going on after 40 finished runs"), "{said}");
+    assert_eq!(without_wall(folder.path()), first);
 }
 
 #[test]

@@ -293,6 +293,40 @@ fn a_page_of_a_suite_has_its_scoreboard() {
 }
 
 #[test]
+fn what_queueing_expects_stands_beside_the_measured_wait_and_the_regimes_seen() {
+    let (entries, _) = runs(&["default", "regime-aware"], "2", 1);
+    let measured = entries[0].queueing().unwrap();
+    assert!(measured.wait_ms > 0.0 && measured.prefill.servers == 2);
+    let page = &written(&Results::new(Provenance::default(), entries), &[])["index.html"];
+    assert!(page.contains("What queueing explains, and what it does not"));
+    assert!(page.contains(measured.reading.words()));
+    assert!(page.contains("aggregated: ") && page.contains("(regime-aware)"));
+}
+
+#[test]
+fn loads_that_are_numbers_make_a_curve_from_three_on() {
+    let entries = |loads: &[f64]| -> Vec<RunEntry> {
+        let (base, _) = runs(&["default"], "2", 1);
+        let at = |load: &f64| RunEntry {
+            load: Some(Load::Number(*load)),
+            ..base[0].clone()
+        };
+        loads.iter().map(at).collect()
+    };
+    let curve = |loads: &[f64]| {
+        let files = written(&Results::new(Provenance::default(), entries(loads)), &[]);
+        files.get("01-chat-2-b200-70b-ttft-over-load.svg").cloned()
+    };
+    assert_eq!(curve(&[1.0, 2.0]), None);
+    let drawn = text_of(&curve(&[4.0, 1.0, 2.0]).unwrap());
+    assert!(
+        drawn.contains("never passes three times") && drawn.contains("expected by queueing"),
+        "{drawn}"
+    );
+    assert!(!drawn.contains("NaN"));
+}
+
+#[test]
 fn without_details_there_are_tables_and_the_front() {
     let (entries, _) = runs(&["default", "random"], "2", 1);
     let files = written(&Results::new(Provenance::default(), entries), &[]);

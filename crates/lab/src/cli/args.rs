@@ -85,6 +85,14 @@ pub(super) struct FleetArgs {
     /// Cut the run at this virtual time, ms
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     max_time_ms: Option<f64>,
+    /// Requests at the start of each run whose latencies are not measured
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
+    warm_up: usize,
     /// Longest TTFT that counts as served well, ms
     #[arg(long, value_name = "MS", default_value_t = Slo::default().ttft_ms, allow_negative_numbers = true)]
     slo_ttft_ms: f64,
@@ -113,6 +121,7 @@ impl FleetArgs {
             queue_threshold: self.queue_threshold,
             slowdowns: self.slowdowns.clone(),
             max_time_ms: self.max_time_ms,
+            warm_up: self.warm_up,
             slo: Slo {
                 ttft_ms: self.slo_ttft_ms,
                 mean_itl_ms: self.slo_itl_ms,
@@ -326,7 +335,16 @@ pub(super) fn distinct<T: PartialEq>(given: impl Iterator<Item = T>) -> Vec<T> {
     distinct
 }
 
-fn count(given: &str) -> Result<usize, String> {
+/// A share of a number of requests.
+pub(super) fn size(given: &str) -> Result<f64, String> {
+    given
+        .parse()
+        .ok()
+        .filter(|size: &f64| *size > 0.0 && *size <= 100.0)
+        .ok_or_else(|| "allowed is a number above 0, at most 100".into())
+}
+
+pub(super) fn count(given: &str) -> Result<usize, String> {
     let number = given.parse().ok().filter(|count| *count > 0);
     number.ok_or_else(|| "allowed is an integer, at least 1".into())
 }

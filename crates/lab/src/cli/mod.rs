@@ -21,6 +21,7 @@ mod args;
 mod compare;
 mod list;
 mod output;
+mod paper;
 mod progress;
 mod replay;
 mod suite;
@@ -58,6 +59,8 @@ enum Command {
     /// Run a scoreboard over workloads, loads, pools and conditions
     #[command(subcommand)]
     Suite(suite::Args),
+    /// Reproduce the paper, with variants in which policies can differ
+    Paper(paper::Args),
     /// Try a grid of policy parameters
     Sweep(sweep::Args),
     /// Measure the Price of Anarchy of a live fleet from its journal; nothing here is simulated
@@ -81,6 +84,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
         Command::Replay(args) => replay::main(&args, &output, catalog),
         Command::Compare(args) => compare::main(&args, &output, catalog),
         Command::Suite(args) => suite::main(&args, &output, catalog),
+        Command::Paper(args) => paper::main(&args, &output, catalog),
         Command::Sweep(args) => sweep::main(&args, &output, catalog),
         Command::Anarchy(args) => anarchy::main(&args, &output),
         Command::Policies => list::policies(&output, catalog),

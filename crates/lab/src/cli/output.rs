@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::args::{OutputArgs, distinct};
-use crate::experiments::{Trial, TrialError};
+use crate::experiments::{Journal, Trial, TrialError};
 use crate::policies::Catalog;
 use crate::report::{self, RunDetail};
 use crate::results::{Provenance, Results, RunEntry};
@@ -70,6 +70,18 @@ pub(super) fn prepare(output: &OutputArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Where finished runs are noted, if anywhere; with `fresh` what is there is forgotten.
+pub(super) fn journal(output: &OutputArgs, fresh: bool) -> anyhow::Result<Option<Journal>> {
+    let folder = output.out.as_deref();
+    let journal = folder.map(|it| Journal::open(it, fresh)).transpose()?;
+    if let Some(finished) = journal.as_ref().map(Journal::finished).filter(|it| *it > 0) {
+        output.note(&format!(
+            "going on after {finished} finished runs; --fresh begins anew"
+        ));
+    }
+    Ok(journal)
 }
 
 /// The exit code of what ran: a failure is said.

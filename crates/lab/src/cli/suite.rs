@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 
-use super::args::{FleetArgs, Level, OutputArgs, SeedArgs, distinct, policies};
+use super::args::{FleetArgs, Level, OutputArgs, SeedArgs, distinct, policies, size};
 use super::{output, progress, tables};
 use crate::experiments::{
     Condition, Journal, Part, Runner, Suite, compare, scoreboard, standard_policies,
@@ -127,16 +127,7 @@ pub(super) fn main(
         cell.check(cell.source.default_scale().load)?;
     }
     output::prepare(output)?;
-    let journal = output
-        .out
-        .as_deref()
-        .map(|folder| Journal::open(folder, common.fresh))
-        .transpose()?;
-    if let Some(finished) = journal.as_ref().map(Journal::finished).filter(|it| *it > 0) {
-        output.note(&format!(
-            "going on after {finished} finished runs; --fresh begins anew"
-        ));
-    }
+    let journal = output::journal(output, common.fresh)?;
     Ok(output::outcome(run(
         &suite,
         journal.as_ref(),
@@ -206,7 +197,7 @@ impl StandardArgs {
         } else if quick {
             QUICK_WORKLOADS.map(WorkloadSource::Generated).to_vec()
         } else {
-            Generator::ALL.map(WorkloadSource::Generated).to_vec()
+            Generator::STANDARD.map(WorkloadSource::Generated).to_vec()
         };
         if let Some(folder) = &self.traces {
             sources.extend(traces(folder, output)?);
@@ -309,12 +300,4 @@ fn traces(folder: &Path, output: &OutputArgs) -> anyhow::Result<Vec<WorkloadSour
         "folder of traces {name}: no file in it is a trace"
     );
     Ok(sources)
-}
-
-fn size(given: &str) -> Result<f64, String> {
-    given
-        .parse()
-        .ok()
-        .filter(|size: &f64| *size > 0.0 && *size <= 100.0)
-        .ok_or_else(|| "allowed is a number above 0, at most 100".into())
 }

@@ -6,8 +6,8 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
 use crate::experiments::{
-    Comparison, Overall, P99_MATTERS_MS, ParetoPoint, Score, Standing, Verdict, VsBest,
-    not_reached, overall,
+    Comparison, Gap, Overall, P99_MATTERS_MS, PaperReport, ParetoPoint, STATIC, Score, Standing,
+    Verdict, VsBest, not_reached, overall,
 };
 use crate::measurement::{Measurement, PART_HEAD, Part, PoolMeasurement};
 use crate::metrics::Distribution;
@@ -440,6 +440,76 @@ fn gaps_over_time(pool: &PoolMeasurement) -> Table {
         lines.add_row(cells.chain([regime]));
     }
     lines
+}
+
+/// The paper beside what was measured.
+pub(super) fn paper(report: &PaperReport) -> String {
+    let head = ["claim", "published", "fleet", "measured", "outcome", "why"];
+    let mut findings = table(&head, false);
+    for it in &report.findings {
+        findings.add_row([
+            &it.claim,
+            &it.published,
+            &it.fleet,
+            &it.measured,
+            it.outcome.words(),
+            &it.why,
+        ]);
+    }
+    let head = [
+        "fleet",
+        "policy",
+        "loads",
+        "TTFT mean",
+        "TTFT P99",
+        "requests/s",
+    ];
+    let mut separation = table(&head, true);
+    for fleet in &report.fleets {
+        for it in &fleet.separation {
+            let phase = if it.saturated {
+                "from the knee"
+            } else {
+                "before the knee"
+            };
+            let gap = |gap: Option<Gap>| {
+                gap.map_or("-".into(), |it| {
+                    format!("{:.3} (+{} −{})", it.ratio, it.better, it.worse)
+                })
+            };
+            separation.add_row([
+                format!("{}, {phase}", fleet.name),
+                it.policy.clone(),
+                it.loads.to_string(),
+                gap(it.ttft_ms_mean),
+                gap(it.ttft_ms_p99),
+                gap(it.requests_per_s),
+            ]);
+        }
+    }
+    let head = [
+        "sweep",
+        "TTFT P99, largest over least",
+        "requests/s, likewise",
+    ];
+    let mut sweeps = table(&head, true);
+    for it in &report.sweeps {
+        sweeps.add_row([
+            format!(
+                "{} at {} sessions, {} pairs",
+                it.fleet,
+                it.sessions,
+                it.points.len()
+            ),
+            decimals(it.p99_spread, 3),
+            decimals(it.throughput_spread, 3),
+        ]);
+    }
+    format!(
+        "{}\n{findings}\nratios to {STATIC}: geometric means over the loads, and at how many of them the policy is better \
+         (+) and worse (−) at 95 % confidence\n{separation}\n{sweeps}\nEvery number of ours is simulated.",
+        report.source
+    )
 }
 
 fn same_cell(a: &Comparison, b: &Comparison) -> bool {

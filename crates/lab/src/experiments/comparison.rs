@@ -173,7 +173,7 @@ impl Comparison {
 }
 
 /// A ratio nearer to 1 than this, or its inverse, is no difference.
-const MATTERS: f64 = 1.005;
+pub(super) const MATTERS: f64 = 1.005;
 
 const NO_CONTENTION: &str = "no contention, policies not distinguishable";
 

@@ -26,6 +26,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::trial::{Runner, Trial, TrialError};
 use crate::engines::Engine;
 use crate::policies::{Policy, PolicyError};
@@ -37,7 +39,7 @@ use crate::workloads::{OfferedLoad, Scale, WorkloadSource};
 /// Mean slowdown of a light load.
 const LIGHT: f64 = 1.25;
 /// Mean slowdown at the knee.
-const KNEE: f64 = 3.0;
+pub(crate) const KNEE: f64 = 3.0;
 /// Mean slowdown of a saturated load.
 const SATURATED: f64 = 5.0;
 /// Light over what a burst is served at, at most.
@@ -149,7 +151,9 @@ impl Cell {
     /// # Errors
     /// With the first number that is outside its range.
     pub fn check(&self, offered: OfferedLoad) -> Result<(), TrialError> {
-        self.settings.check(self.topology).map_err(Arc::new)?;
+        self.settings
+            .check(self.topology, self.requests)
+            .map_err(Arc::new)?;
         self.source
             .check(&self.scale(offered, 0))
             .map_err(Arc::new)?;
@@ -415,13 +419,44 @@ struct Crossing {
     reached: bool,
 }
 
+/// Where a curve of load against mean TTFT passes [`KNEE`] times its first point, which is near idle.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Knee {
+    /// Last load measured below.
+    pub above: f64,
+    /// First load from which the mean TTFT stays above.
+    pub up_to: f64,
+    /// Where it passes on a power of the load between the two.
+    pub at: f64,
+}
+
+/// The knee of a curve whose loads ascend; absent where none of them is slow enough.
+#[must_use]
+pub fn knee(curve: &[(f64, f64)]) -> Option<Knee> {
+    let (below, after) = around(curve, threshold(curve, KNEE))?;
+    Some(Knee {
+        above: below.0,
+        up_to: after.0,
+        at: crossing(curve, KNEE).load,
+    })
+}
+
+/// `slowdown` times the first point.
+fn threshold(curve: &[(f64, f64)], slowdown: f64) -> f64 {
+    curve.first().map_or(0.0, |(_, idle)| idle * slowdown)
+}
+
+/// The last point below a threshold and the one after it.
+fn around(curve: &[(f64, f64)], threshold: f64) -> Option<((f64, f64), (f64, f64))> {
+    let below = curve.iter().rposition(|(_, ttft)| *ttft < threshold)?;
+    Some((*curve.get(below)?, *curve.get(below + 1)?))
+}
+
 /// The load beyond which the mean TTFT stays above `slowdown` times that of the first point, which is near
 /// idle; between two points a power of the load, and the last one where that is still below.
 fn crossing(curve: &[(f64, f64)], slowdown: f64) -> Crossing {
-    let threshold = curve.first().map_or(0.0, |(_, idle)| idle * slowdown);
-    let below = curve.iter().rposition(|(_, ttft)| *ttft < threshold);
-    let around = below.and_then(|at| Some((curve.get(at)?, curve.get(at + 1)?)));
-    let Some(((low, before), (high, after))) = around else {
+    let threshold = threshold(curve, slowdown);
+    let Some(((low, before), (high, after))) = around(curve, threshold) else {
         return Crossing {
             load: curve.last().map_or(1.0, |(load, _)| *load),
             reached: false,
@@ -449,6 +484,16 @@ mod tests {
         assert_eq!(crossing(&curve, 4.0), at(16.0, true));
         assert_eq!(crossing(&curve, 9.0), at(16.0, false));
         assert_eq!(crossing(&[(3.0, 10.0)], 2.0), at(3.0, false));
+    }
+
+    #[test]
+    fn the_knee_lies_between_the_loads_around_three_times_the_first_ttft() {
+        // 27 times the TTFT over 8 times the load: 3 times at double the load.
+        let knee = knee(&[(1.0, 10.0), (8.0, 270.0), (9.0, 300.0)]).unwrap();
+        assert_eq!((knee.above, knee.up_to), (1.0, 8.0));
+        assert!((knee.at - 2.0).abs() < 1e-9);
+        assert_eq!(super::knee(&[(1.0, 10.0), (8.0, 29.0)]), None);
+        assert_eq!(super::knee(&[]), None);
     }
 
     #[test]

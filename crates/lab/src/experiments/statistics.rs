@@ -55,6 +55,17 @@ impl Ratio {
         })
     }
 
+    /// Base over value.
+    #[must_use]
+    pub fn inverse(&self) -> Self {
+        Self {
+            ratio: 1.0 / self.ratio,
+            low: self.high.map(|high| 1.0 / high),
+            high: self.low.map(|low| 1.0 / low),
+            pairs: self.pairs,
+        }
+    }
+
     /// Whether the interval leaves out 1; never with one pair.
     #[must_use]
     pub fn differs(&self) -> bool {
@@ -71,6 +82,15 @@ pub(super) fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
         (logs + value.ln(), count + 1)
     });
     (count > 0).then(|| (logs / count as f64).exp())
+}
+
+/// The middle value, or the middle of the two in the middle; `None` of none that is finite.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.retain(|value| value.is_finite());
+    values.sort_unstable_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    let lower = *values.get(values.len().saturating_sub(1) / 2)?;
+    Some(f64::midpoint(lower, upper))
 }
 
 /// 97.5 % quantile of Student's t for up to ten degrees of freedom, from any table.
@@ -102,6 +122,7 @@ mod tests {
         let ratio = Ratio::of(&[(2.0, 1.0), (20.0, 10.0)]).unwrap();
         assert!((ratio.ratio - 2.0).abs() < 1e-12 && ratio.pairs == 2);
         assert!((ratio.low.unwrap() - 2.0).abs() < 1e-9 && ratio.differs());
+        assert!((ratio.inverse().high.unwrap() - 0.5).abs() < 1e-9);
     }
 
     #[test]
@@ -133,6 +154,13 @@ mod tests {
         let mean = geometric_mean([2.0, 8.0].into_iter()).unwrap();
         assert!((mean - 4.0).abs() < 1e-12);
         assert_eq!(geometric_mean(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn a_median_is_the_middle_or_between_the_two_middles() {
+        assert_eq!(median(vec![3.0, 1.0, 100.0]), Some(3.0));
+        assert_eq!(median(vec![1.0, 2.0, 4.0, 100.0]), Some(3.0));
+        assert_eq!(median(vec![f64::NAN]), None);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub fn standard_requests(source: &WorkloadSource, workers: usize) -> usize {
         WorkloadSource::Generated(generator) => match generator {
             // Sessions must be many enough to take all seats of 32 workers.
             Generator::Chat => 2_000.0,
-            Generator::Paper | Generator::PaperMixed => 1_300.0,
+            Generator::Paper | Generator::PaperMixed | Generator::PaperPrompts => 1_300.0,
             Generator::Agentic => 1_300.0,
             Generator::HotspotShift
             | Generator::ColdBurst

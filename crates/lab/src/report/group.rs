@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::RunDetail;
-use crate::experiments::Comparison;
+use crate::experiments::{Comparison, median};
 use crate::metrics::Metrics;
 use crate::results::{Results, RunEntry};
 use crate::run::{Load, load_words};
@@ -219,24 +219,4 @@ fn colours(results: &Results) -> HashMap<&str, usize> {
 
 fn load_text(load: Option<Load>) -> String {
     load.map_or_else(String::new, |load| load.to_string())
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.retain(|value| value.is_finite());
-    values.sort_unstable_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = *values.get(values.len().saturating_sub(1) / 2)?;
-    Some(f64::midpoint(lower, upper))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_median_is_the_middle_or_between_the_two_middles() {
-        assert_eq!(median(vec![3.0, 1.0, 100.0]), Some(3.0));
-        assert_eq!(median(vec![1.0, 2.0, 4.0, 100.0]), Some(3.0));
-        assert_eq!(median(vec![f64::NAN]), None);
-    }
 }

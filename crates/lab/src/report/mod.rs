@@ -12,12 +12,15 @@
 //! seven policies the others are grey.
 
 mod anarchy;
+mod curves;
 mod detail;
 mod group;
 mod over_load;
 mod page;
 mod paint;
+mod paper;
 mod plots;
+mod theory;
 
 use std::path::Path;
 
@@ -56,6 +59,12 @@ pub enum ReportError {
     },
 }
 
+/// Plots of several groups each.
+struct OverLoad {
+    ttft: Vec<paint::Plot>,
+    anarchy: Vec<paint::Plot>,
+}
+
 /// Write [`PAGE`] and its plots into `dir`, which is made if need be. Runs without a detail are in the tables
 /// and in the plot of throughput against TTFT only. Each file is written beside its place and then moved, the
 /// page last, so that a reader never sees half of one. Plots of an earlier page in that folder go.
@@ -68,9 +77,18 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
     for (index, group) in groups.iter().enumerate() {
         drawn.push(plots::draw(group, index + 1, groups.len())?);
     }
-    let over_load = over_load::draw(&groups)?;
+    let families = over_load::families(&groups);
+    let over_load = OverLoad {
+        ttft: curves::draw(&families)?,
+        anarchy: over_load::draw(&families)?,
+    };
     let page = page::page(results, &groups, &drawn, &over_load);
-    let drawn: Vec<Plot> = drawn.into_iter().flatten().chain(over_load).collect();
+    let drawn: Vec<Plot> = drawn
+        .into_iter()
+        .flatten()
+        .chain(over_load.ttft)
+        .chain(over_load.anarchy)
+        .collect();
     publish(dir, PAGE, page, &drawn, plots::is_ours)
 }
 

@@ -33,8 +33,9 @@ const FACTORS: [Factor; 3] = [
 ];
 
 /// Groups that differ in load alone.
-struct Family<'a> {
-    groups: Vec<(f64, &'a Group<'a>)>,
+pub(super) struct Family<'a> {
+    /// By load, ascending; at least two.
+    pub(super) groups: Vec<(f64, &'a Group<'a>)>,
 }
 
 /// One policy of a family, with its points: load and value.
@@ -44,15 +45,15 @@ struct Line<'a> {
 }
 
 /// A plot for each family.
-pub(super) fn draw(groups: &[Group<'_>]) -> Result<Vec<Plot>, ReportError> {
-    let families = families(groups).into_iter().take(MAX_GROUPS);
-    let plots = (1..).zip(families);
+pub(super) fn draw(families: &[Family<'_>]) -> Result<Vec<Plot>, ReportError> {
+    let plots = (1..).zip(families.iter().take(MAX_GROUPS));
     plots
         .filter_map(|(number, family)| family.plot(number).transpose())
         .collect()
 }
 
-fn families<'a>(groups: &'a [Group<'a>]) -> Vec<Family<'a>> {
+/// Groups that differ in nothing but a load that is known in numbers.
+pub(super) fn families<'a>(groups: &'a [Group<'a>]) -> Vec<Family<'a>> {
     let key = |group: &Group<'a>| {
         (
             group.condition,
@@ -94,6 +95,22 @@ fn load(group: &Group<'_>) -> Option<f64> {
 }
 
 impl<'a> Family<'a> {
+    /// Whether its loads are sessions at once, and not requests/s.
+    pub(super) fn closed(&self) -> bool {
+        let groups = self.groups.iter().map(|(_, group)| group);
+        let mut runs = groups.flat_map(|group| group.rows.iter().flat_map(|row| &row.runs));
+        runs.any(|run| matches!(run.offered, Some(OfferedLoad::Concurrency(_))))
+    }
+
+    /// What its loads count.
+    pub(super) fn unit(&self) -> &'static str {
+        if self.closed() {
+            "sessions at once"
+        } else {
+            "requests/s"
+        }
+    }
+
     fn plot(&self, number: usize) -> Result<Option<Plot>, ReportError> {
         let lines = FACTORS.map(|(_, value)| self.lines(value));
         let Some((_, first)) = self.groups.first().filter(|_| !lines[0].is_empty()) else {
@@ -142,16 +159,7 @@ impl<'a> Family<'a> {
 
     fn panels(&self, area: &Area<'_>, lines: &[Vec<Line<'_>>; FACTORS.len()]) -> Drawing<()> {
         let loads = || self.groups.iter().map(|(load, _)| *load);
-        let sessions = self.groups.iter().any(|(_, group)| {
-            let runs = group.rows.iter().flat_map(|row| &row.runs);
-            runs.clone()
-                .any(|run| matches!(run.offered, Some(OfferedLoad::Concurrency(_))))
-        });
-        let unit = if sessions {
-            "sessions at once"
-        } else {
-            "requests/s"
-        };
+        let unit = self.unit();
         for (at, ((name, _), lines)) in FACTORS.iter().zip(lines).enumerate() {
             let last = at + 1 == FACTORS.len();
             let bottom = PANEL * (at as u32 + 1) + if last { BOTTOM } else { 0 };

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use super::group::{Group, Row, ttft_p99};
 use super::paint::{Axis, Plot, STYLE, Unit, escape, grouped, trimmed};
 use super::plots::MAX_GROUPS;
+use super::{OverLoad, paper, theory};
 use crate::experiments::{Comparison, Measured, P99_MATTERS_MS, Verdict, not_reached};
 use crate::metrics::{Distribution, Metrics};
 use crate::results::{Results, RunEntry};
@@ -22,7 +23,7 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:va
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.8rem;font-variant-numeric:tabular-nums}\
 caption{text-align:left;color:var(--soft);padding:.3rem 0}\
 th,td{padding:.25rem .35rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
-thead th{vertical-align:bottom;white-space:normal}thead th:first-child{text-align:left}th[scope=row],td.text{text-align:left}th[scope=row]{font-weight:500;max-width:24rem;white-space:normal;overflow-wrap:anywhere}td.text{white-space:normal}\
+thead th{vertical-align:bottom;white-space:normal}thead th:first-child,thead th.text{text-align:left}th[scope=row],td.text{text-align:left}th[scope=row]{font-weight:500;max-width:24rem;white-space:normal;overflow-wrap:anywhere}td.text{white-space:normal}\
 tbody tr:nth-child(even){background:var(--stripe)}td.best{background:var(--best);font-weight:700}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,40rem),1fr));gap:1rem 2rem;margin-top:1.5rem}figure{margin:0}figure svg{width:100%;height:auto}figcaption,.soft{color:var(--soft);font-size:.875rem}\
 section{content-visibility:auto;contain-intrinsic-size:auto 120rem}";
@@ -155,7 +156,7 @@ pub(super) fn page(
     results: &Results,
     groups: &[Group<'_>],
     drawn: &[Vec<Plot>],
-    over_load: &[Plot],
+    over_load: &OverLoad,
 ) -> String {
     let mut html = String::from(
         "<p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n",
@@ -164,11 +165,16 @@ pub(super) fn page(
     if groups.is_empty() {
         html.push_str("<p><strong>No runs.</strong> There is nothing to show.</p>\n");
     }
+    if let Some(report) = &results.paper {
+        paper::sections(&mut html, report);
+    }
     scoreboard(&mut html, results);
+    ttft(&mut html, &over_load.ttft);
+    theory::table(&mut html, groups);
     if groups.len() > 1 {
         overview(&mut html, results, groups);
     }
-    anarchy(&mut html, over_load);
+    anarchy(&mut html, &over_load.anarchy);
     for (index, group) in groups.iter().enumerate() {
         let plots = drawn.get(index).map_or(&[][..], Vec::as_slice);
         section(&mut html, results, group, index + 1, plots);
@@ -279,6 +285,15 @@ fn scoreboard(html: &mut String, results: &Results) {
         };
     }
     html.push_str("</tbody></table></div>\n");
+}
+
+/// Curves over load, where there are any.
+fn ttft(html: &mut String, plots: &[Plot]) {
+    if plots.is_empty() {
+        return;
+    }
+    html.push_str("<h2 id=\"over-load\">Over load</h2>\n");
+    figures(html, "c", plots);
 }
 
 /// One line for each group: who wins what.
@@ -601,7 +616,7 @@ fn best<'a>(results: &Results, group: &'a Group<'_>, column: &Column) -> Option<
 }
 
 fn written(value: f64, unit: Unit) -> String {
-    Axis::from_zero(std::iter::empty(), unit).label(value)
+    Axis::text(value, unit)
 }
 
 fn time(value_ms: f64) -> String {

@@ -307,6 +307,16 @@ impl Axis {
         }
     }
 
+    /// Where it begins.
+    pub(super) const fn least(&self) -> f64 {
+        self.range.start
+    }
+
+    /// Where it ends.
+    pub(super) const fn most(&self) -> f64 {
+        self.range.end
+    }
+
     fn scale(&self, value: f64) -> f64 {
         if self.log {
             value.max(self.range.start).log10()
@@ -348,7 +358,12 @@ impl Axis {
 
     /// A tick in words.
     pub(super) fn label(&self, value: f64) -> String {
-        match self.unit {
+        Self::text(value, self.unit)
+    }
+
+    /// A value in words.
+    pub(super) fn text(value: f64, unit: Unit) -> String {
+        match unit {
             Unit::Time if value.abs() >= 1_000.0 => format!("{} s", trimmed(value / 1_000.0)),
             Unit::Time if value == 0.0 => "0".into(),
             Unit::Time => format!("{} ms", trimmed(value)),

@@ -29,6 +29,8 @@ const TTFT_OVER_TIME: &str = "ttft-over-time";
 const TTFT_CDF: &str = "ttft-cdf";
 const LOAD_PER_WORKER: &str = "load-per-worker";
 const CACHE_HITS: &str = "cache-hits";
+/// That of several groups.
+pub(super) const TTFT_OVER_LOAD: &str = "ttft-over-load";
 /// The one plot that shows all seeds.
 const PARETO: &str = "pareto";
 /// Policies with a panel of their own in TTFT over time.
@@ -36,7 +38,7 @@ const PANELS: usize = 4;
 /// Height of a panel, px.
 const PANEL: u32 = 145;
 /// Height of the other plots, px.
-const HEIGHT: u32 = 340;
+pub(super) const HEIGHT: u32 = 340;
 /// Height of a row in load per worker, px.
 const ROW: u32 = 24;
 /// Most rows in load per worker.
@@ -79,6 +81,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         CACHE_HITS,
         PARETO,
         OVER_LOAD,
+        TTFT_OVER_LOAD,
     ];
     numbered
         && plots
@@ -673,16 +676,7 @@ mod tests {
 
     #[test]
     fn file_names_hold_nothing_but_letters_digits_and_hyphens() {
-        let group = Group {
-            condition: None,
-            workload: "trace:../../etc/<x>",
-            topology: "2P3D",
-            load: "0.5".into(),
-            load_words: "0.5 requests/s".into(),
-            engine: "fixed",
-            seed: None,
-            rows: Vec::new(),
-        };
-        assert_eq!(slug(&group), "trace-etc-x-2p3d-0-5");
+        let words = "trace:../../etc/<x>-2P3D-0.5";
+        assert_eq!(slug_of(words), "trace-etc-x-2p3d-0-5");
     }
 }

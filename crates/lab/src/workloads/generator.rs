@@ -38,11 +38,27 @@ pub enum Generator {
     Paper,
     /// The paper's with four output lengths.
     PaperMixed,
+    /// The paper's with four prompt lengths.
+    PaperPrompts,
 }
 
 impl Generator {
     /// Every generator.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
+        Self::Chat,
+        Self::HotspotShift,
+        Self::ColdBurst,
+        Self::DecodeHeavy,
+        Self::MixedLengths,
+        Self::WorkingSet,
+        Self::Agentic,
+        Self::Paper,
+        Self::PaperMixed,
+        Self::PaperPrompts,
+    ];
+
+    /// Those of the standard suite. The paper's with mixed prompts is for its reproduction.
+    pub const STANDARD: [Self; 9] = [
         Self::Chat,
         Self::HotspotShift,
         Self::ColdBurst,
@@ -67,6 +83,7 @@ impl Generator {
             Self::Agentic => "agentic",
             Self::Paper => "paper",
             Self::PaperMixed => "paper-mixed",
+            Self::PaperPrompts => "paper-prompts",
         }
     }
 
@@ -89,6 +106,9 @@ impl Generator {
             Self::Agentic => "runs of 5 turns behind 16 contexts of 8192 tokens, pauses for tools",
             Self::Paper => "5 templates, 128 tokens in, 256 out, closed loop",
             Self::PaperMixed => "5 templates, 128 tokens in, 16, 64, 256 or 1024 out, closed loop",
+            Self::PaperPrompts => {
+                "5 templates of 128 tokens and up to 2048 more, 256 out, closed loop"
+            }
         }
     }
 
@@ -104,7 +124,9 @@ impl Generator {
             Self::MixedLengths => (2_000, OfferedLoad::Rate(10.0)),
             Self::WorkingSet => (2_000, OfferedLoad::Rate(20.0)),
             Self::Agentic => (1_200, OfferedLoad::Rate(10.0)),
-            Self::Paper | Self::PaperMixed => (1_280, OfferedLoad::Concurrency(64)),
+            Self::Paper | Self::PaperMixed | Self::PaperPrompts => {
+                (1_280, OfferedLoad::Concurrency(64))
+            }
         };
         Scale {
             requests,
@@ -172,8 +194,9 @@ impl Generator {
             Self::MixedLengths => cold::sessions(kit, requests, &cold::MIXED),
             Self::WorkingSet => working_set::sessions(kit, requests),
             Self::Agentic => agentic::sessions(kit, requests),
-            Self::Paper => paper::sessions(kit, requests, paper::FIXED),
-            Self::PaperMixed => paper::sessions(kit, requests, paper::MIXED),
+            Self::Paper => paper::sessions(kit, requests, &paper::PUBLISHED),
+            Self::PaperMixed => paper::sessions(kit, requests, &paper::MIXED_OUTPUTS),
+            Self::PaperPrompts => paper::sessions(kit, requests, &paper::MIXED_PROMPTS),
         }
     }
 }

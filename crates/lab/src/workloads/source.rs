@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "workload is \"chatt\"; allowed: chat, hotspot-shift, cold-burst, decode-heavy, mixed-lengths, \
-             working-set, agentic, paper, paper-mixed, trace:FILE"
+             working-set, agentic, paper, paper-mixed, paper-prompts, trace:FILE"
         );
     }
 }
