@@ -34,6 +34,7 @@
 mod adapter;
 pub mod baselines;
 pub mod cli;
+pub mod detection;
 mod engines;
 pub mod experiments;
 mod files;

@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::detection::Detection;
 use crate::experiments::{Comparison, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
@@ -35,6 +36,9 @@ pub struct Results {
     /// Policies over all cells, in a suite.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scoreboard: Vec<Score>,
+    /// How well the regime detector knows the regime, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detection: Option<Detection>,
 }
 
 /// Where numbers come from.
@@ -156,6 +160,7 @@ impl Results {
             runs,
             comparisons: Vec::new(),
             scoreboard: Vec::new(),
+            detection: None,
         }
     }
 

@@ -157,6 +157,19 @@ impl Default for RegimeTiming {
     }
 }
 
+impl RegimeTiming {
+    /// The same for the state machine. Durations that are no durations become zero, which it refuses.
+    #[must_use]
+    pub fn config(&self) -> RegimeConfig {
+        RegimeConfig {
+            windows: self.windows,
+            dwell: millis(self.dwell_ms),
+            max_age: millis(self.max_age_ms),
+            min_samples: self.min_samples,
+        }
+    }
+}
+
 /// Cuts of each regime signal; an absent signal does not count.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -416,18 +429,13 @@ impl Parameters {
             slices: self.window.slices as usize,
             min_samples: self.window.min_samples,
         };
-        let regime = RegimeConfig {
-            windows: self.regime.windows,
-            dwell: millis(self.regime.dwell_ms),
-            max_age: millis(self.regime.max_age_ms),
-            min_samples: self.regime.min_samples,
-        };
+        let regime = self.regime.config();
         let accrual = AccrualConfig {
             consecutive: self.failures.consecutive,
             min_hold: millis(self.failures.min_hold_ms),
             max_hold: millis(self.failures.max_hold_ms),
         };
-        let signals = self.signals.unwrap_or_else(|| self.default_signals());
+        let signals = self.deciding_signals();
         for (section, cuts) in [
             ("signals.slowdown", signals.slowdown),
             ("signals.waiting", signals.waiting),
@@ -512,6 +520,12 @@ impl Parameters {
             ));
         }
         in_range("paper.leave_share", paper.leave_share, 0.0, 1.0, "0 to 1")
+    }
+
+    /// The signals that decide the regime: those given, or the defaults of the cost model.
+    #[must_use]
+    pub fn deciding_signals(&self) -> Signals {
+        self.signals.unwrap_or_else(|| self.default_signals())
     }
 
     /// Scale-free cuts for the calibrated model, θ1 and θ2 for the paper's. A level is left a quarter

@@ -331,6 +331,15 @@ fn count(given: &str) -> Result<usize, String> {
     number.ok_or_else(|| "allowed is an integer, at least 1".into())
 }
 
+/// A share of a standard size.
+pub(super) fn size(given: &str) -> Result<f64, String> {
+    given
+        .parse()
+        .ok()
+        .filter(|size: &f64| *size > 0.0 && *size <= 100.0)
+        .ok_or_else(|| "allowed is a number above 0, at most 100".into())
+}
+
 pub(super) fn seed(given: &str) -> Result<u64, String> {
     let number = given.parse();
     number.map_err(|_| format!("allowed is an integer from 0 to {}", u64::MAX))

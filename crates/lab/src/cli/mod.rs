@@ -18,6 +18,7 @@
 
 mod args;
 mod compare;
+mod detection;
 mod list;
 mod output;
 mod progress;
@@ -58,6 +59,8 @@ enum Command {
     Suite(suite::Args),
     /// Try a grid of policy parameters
     Sweep(sweep::Args),
+    /// Score the regime detector on loads that change in known steps
+    Detection(detection::Args),
     /// List policies
     Policies,
     /// List workloads
@@ -78,6 +81,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
         Command::Compare(args) => compare::main(&args, &output, catalog),
         Command::Suite(args) => suite::main(&args, &output, catalog),
         Command::Sweep(args) => sweep::main(&args, &output, catalog),
+        Command::Detection(args) => detection::main(&args, &output, catalog),
         Command::Policies => list::policies(&output, catalog),
         Command::Workloads => list::workloads(&output),
         Command::Engines => list::engines(&output),

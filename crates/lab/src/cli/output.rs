@@ -87,7 +87,7 @@ pub(super) fn finish(
     details: impl FnOnce() -> Vec<RunDetail>,
     tables: impl FnOnce() -> String,
 ) -> anyhow::Result<()> {
-    if results.runs.is_empty() {
+    if results.runs.is_empty() && results.detection.is_none() {
         say("every run failed: there is nothing to write");
         return Ok(());
     }

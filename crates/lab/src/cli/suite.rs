@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 
-use super::args::{FleetArgs, Level, OutputArgs, SeedArgs, distinct, policies};
+use super::args::{FleetArgs, Level, OutputArgs, SeedArgs, distinct, policies, size};
 use super::{output, progress, tables};
 use crate::experiments::{
     Condition, Journal, Part, Runner, Suite, compare, scoreboard, standard_policies,
@@ -309,12 +309,4 @@ fn traces(folder: &Path, output: &OutputArgs) -> anyhow::Result<Vec<WorkloadSour
         "folder of traces {name}: no file in it is a trace"
     );
     Ok(sources)
-}
-
-fn size(given: &str) -> Result<f64, String> {
-    given
-        .parse()
-        .ok()
-        .filter(|size: &f64| *size > 0.0 && *size <= 100.0)
-        .ok_or_else(|| "allowed is a number above 0, at most 100".into())
 }

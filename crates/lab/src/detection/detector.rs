@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Detectors: the policy's own state machine on one signal or several.
+//!
+//! Each is a set of signals with their cuts, and the timing of the policy's defaults. Where several signals
+//! decide, the worst of them does, as in the policy. Slowdown, waiting and P99 have the cuts of the policy:
+//! those of its default and the paper's θ1 and θ2. Position and curvature have cuts of this module.
+
+use std::collections::BTreeMap;
+
+use regime_core::{Cuts, Regime, RegimeError, RegimeMachine, Timestamp};
+use regime_policy::{CostModel, Parameters};
+
+use super::series::Tick;
+use crate::adapter::RegimeSince;
+
+/// What a detector may look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Signal {
+    /// Σ TTFT / Σ TTFT alone.
+    Slowdown,
+    /// Waiting requests on the median worker.
+    Waiting,
+    /// Smoothed P99 of TTFT, ms.
+    TtftP99,
+    /// Elasticity of latency over load.
+    Position,
+    /// Curvature of latency over load.
+    Curvature,
+}
+
+/// Every signal, in the order of their readings.
+pub(super) const SIGNALS: [Signal; 5] = [
+    Signal::Slowdown,
+    Signal::Waiting,
+    Signal::TtftP99,
+    Signal::Position,
+    Signal::Curvature,
+];
+
+impl Signal {
+    /// The policy's name of it, where it has one.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Slowdown => "slowdown",
+            Self::Waiting => "waiting",
+            Self::TtftP99 => "ttft_p99_ms",
+            Self::Position => "position",
+            Self::Curvature => "curvature",
+        }
+    }
+
+    fn cuts(self) -> Option<Cuts> {
+        let ours = Parameters::default().deciding_signals();
+        let paper = Parameters {
+            cost: CostModel::Paper,
+            ..Parameters::default()
+        };
+        match self {
+            Self::Slowdown => ours.slowdown,
+            Self::Waiting => ours.waiting,
+            Self::TtftP99 => paper.deciding_signals().ttft_p99_ms,
+            Self::Position => Some(POSITION),
+            Self::Curvature => Some(CURVATURE),
+        }
+    }
+}
+
+/// The knee by Kleinrock's power, and close to where throughput no longer grows; left at nine tenths.
+const POSITION: Cuts = Cuts {
+    transition_enter: 0.5,
+    transition_leave: 0.45,
+    saturated_enter: 0.9,
+    saturated_leave: 0.8,
+};
+
+/// A latency whose slope grows by a tenth and by half while the load doubles.
+const CURVATURE: Cuts = Cuts {
+    transition_enter: 0.1,
+    transition_leave: 0.075,
+    saturated_enter: 0.5,
+    saturated_leave: 0.375,
+};
+
+/// A state machine to be judged.
+#[derive(Debug, Clone)]
+pub(super) struct Detector {
+    /// Its signals, in order.
+    pub(super) signals: Vec<Signal>,
+    cuts: Vec<Cuts>,
+}
+
+impl Detector {
+    fn of(signals: &[Signal]) -> Self {
+        let (signals, cuts) = signals
+            .iter()
+            .filter_map(|signal| Some((*signal, signal.cuts()?)))
+            .unzip();
+        Self { signals, cuts }
+    }
+
+    /// Every signal alone, then combinations.
+    pub(super) fn all() -> Vec<Self> {
+        use Signal::{Curvature, Position, Slowdown, TtftP99, Waiting};
+        let combinations: [&[Signal]; 5] = [
+            &[Slowdown, Waiting],
+            &[Slowdown, Waiting, TtftP99],
+            &[Slowdown, Waiting, Position],
+            &[Slowdown, Waiting, Curvature],
+            &SIGNALS,
+        ];
+        let alone = SIGNALS.iter().map(std::slice::from_ref);
+        alone.chain(combinations).map(Self::of).collect()
+    }
+
+    /// Whether the policy decides by the same signals when nothing is said.
+    pub(super) fn is_default(&self) -> bool {
+        let ours = Parameters::default().deciding_signals();
+        let decides = |signal: Signal| match signal {
+            Signal::Slowdown => ours.slowdown.is_some(),
+            Signal::Waiting => ours.waiting.is_some(),
+            Signal::TtftP99 => ours.ttft_p99_ms.is_some(),
+            Signal::Position | Signal::Curvature => false,
+        };
+        SIGNALS
+            .iter()
+            .all(|signal| self.signals.contains(signal) == decides(*signal))
+    }
+
+    /// Names of its signals.
+    pub(super) fn name(&self) -> String {
+        let names: Vec<_> = self.signals.iter().map(|signal| signal.name()).collect();
+        names.join(" + ")
+    }
+
+    /// Its cuts by signal.
+    pub(super) fn cuts(&self) -> BTreeMap<String, Cuts> {
+        let named = self.signals.iter().map(|signal| signal.name().to_owned());
+        named.zip(self.cuts.iter().copied()).collect()
+    }
+
+    /// The regimes that it finds, up to `end`.
+    ///
+    /// # Errors
+    /// When cuts or timing are outside their ranges.
+    pub(super) fn replay(
+        &self,
+        ticks: &[Tick],
+        end: Timestamp,
+    ) -> Result<Vec<RegimeSince>, RegimeError> {
+        let timing = Parameters::default().regime.config();
+        let mut machine = RegimeMachine::new(timing, self.cuts.clone())?;
+        let mut regimes = vec![RegimeSince {
+            from_ms: 0.0,
+            regime: Regime::Unknown,
+        }];
+        let since = |at: Timestamp, regime| RegimeSince {
+            from_ms: at.as_micros() as f64 / 1e3,
+            regime,
+        };
+        for tick in ticks.iter().take_while(|tick| tick.at < end) {
+            let readings: Vec<_> = self
+                .signals
+                .iter()
+                .map(|signal| tick.readings[*signal as usize])
+                .collect();
+            if let Some(change) = machine.observe(tick.at, &readings) {
+                regimes.push(since(change.at, change.to));
+            }
+        }
+        // Silence at the end makes no change that is observed.
+        let last = machine.regime(end);
+        if regimes.last().is_some_and(|before| before.regime != last) {
+            regimes.push(since(machine.since(end), last));
+        }
+        Ok(regimes)
+    }
+}
