@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! How latency answers to load: a forgetting quadratic fit, its elasticity and its curvature.
+//! How latency answers to load: a forgetting fit, its elasticity and its curvature.
 //!
-//! Each request is a point: the load that it met and the latency that it got. Least squares put
-//! f(n) = c₀ + c₁·n + c₂·n² through the points of the recent past, each weighted by exp(−age/τ). At the mean
-//! load of these points the fit gives two numbers without a unit:
+//! Each request is a point: the load n that it met and the latency f that it got. Least squares put
+//! ln f = c₀ + c₁·ln n + c₂·(ln n)² through the points of the recent past, each weighted by exp(−age/τ). At the
+//! mean of ln n the fit gives two numbers without a unit:
 //!
 //! - elasticity n·f′/f, the position on the curve: by how many percent latency grows for one percent more
-//!   load. Where n counts the requests that wait and f is their wait, throughput n/f has its best ratio to
-//!   latency at ½ (Kleinrock's power), and grows no further at 1: that is the knee, and that is
-//!   saturation;
-//! - curvature n²·f″/f: zero where latency is affine, above it where latency grows faster than load.
+//!   load. It is below 1 where a fixed part dominates, 1 where latency is in proportion to load, and above
+//!   1 where it grows faster;
+//! - curvature n²·f″/f: 0 where latency is affine, above it where its slope grows with the load.
 //!
-//! The sums are central moments of the load over its mean, so that the fit solves in closed form in an
-//! orthogonal basis, and is as good for loads near 1 as for loads near 10⁶. No slope exists where all
-//! points met the same load: the fit is absent while loads scatter by less than a tenth of their mean.
+//! Logarithms, because loads and latencies range over decades and scatter in proportion to their size: in a fit
+//! to the plain values a point of 60 times the load has 60⁴ times the say, and a moment of overload would be
+//! remembered for 16 τ. The sums are turned into central moments, so that the fit solves in closed form in an
+//! orthogonal basis. No slope exists where all points met the same load: the fit is absent while
+//! loads scatter by less than a tenth.
 //!
-//! Source: position and curvature as signals of the regime are Proposition 4(iii) of the paper; that power is
-//! best at elasticity ½ is Kleinrock, "Power and deterministic rules of thumb" (1979).
+//! Source: position and curvature as signals of the regime are Proposition 4(iii) of the paper.
 
 use std::time::Duration;
 
 use crate::{Millis, Timestamp};
 
-/// Least variance of the load over its squared mean: a scatter of a tenth.
+/// Least variance of ln n: a scatter of a tenth.
 const LEAST_SPREAD: f64 = 0.01;
 
 /// Points of latency over load, forgotten with a time constant. Nine numbers, whatever it has seen.
@@ -31,16 +31,16 @@ const LEAST_SPREAD: f64 = 0.01;
 pub struct LoadResponse {
     time_constant: Duration,
     newest: Timestamp,
-    /// Σ w·nᵏ for k of 0 to 4.
+    /// Σ w·(ln n)ᵏ for k of 0 to 4.
     loads: [f64; 5],
-    /// Σ w·y·nᵏ for k of 0 to 2.
+    /// Σ w·ln f·(ln n)ᵏ for k of 0 to 2.
     latencies: [f64; 3],
 }
 
-/// What a [`LoadResponse`] says at the mean load of its points. All values are finite.
+/// What a [`LoadResponse`] says at the geometric mean load of its points. All values are finite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResponseFit {
-    /// The mean load, in the caller's unit. Above 0.
+    /// That load, in the caller's unit. Above 0.
     pub load: f64,
     /// n·f′/f.
     pub elasticity: f64,
@@ -72,6 +72,7 @@ impl LoadResponse {
         let age = at.since(self.newest).as_secs_f64() / self.time_constant.as_secs_f64();
         let kept = (-age).exp();
         self.newest = self.newest.max(at);
+        let (load, latency) = (load.ln(), latency.ln());
         let mut power = 1.0;
         for k in 0..self.loads.len() {
             self.loads[k] = self.loads[k] * kept + power;
@@ -88,45 +89,40 @@ impl LoadResponse {
         self.newest
     }
 
-    /// The fit; absent without points, while their loads hardly differ, and where the fitted latency is not
-    /// positive.
+    /// The fit; absent without points, and while their loads hardly differ.
     #[must_use]
     pub fn fit(&self) -> Option<ResponseFit> {
-        let [weight, sum, ..] = self.loads;
-        let load = sum / weight;
-        // Moments of z = n/load around 1, from those around 0.
-        let z = |k: usize| self.loads[k] / weight / load.powi(k as i32);
-        let variance = z(2) - 1.0;
+        let weight = self.loads[0];
+        let [_, m1, m2, m3, m4] = self.loads.map(|sum| sum / weight);
+        let [y0, y1, y2] = self.latencies.map(|sum| sum / weight);
+        // Moments of x = ln n around its mean, from those around 0.
+        let variance = m2 - m1 * m1;
         // Not a number without points.
         if variance.is_nan() || variance < LEAST_SPREAD {
             return None;
         }
-        let third = z(3) - 3.0 * z(2) + 2.0;
-        let fourth = z(4) - 4.0 * z(3) + 6.0 * z(2) - 3.0;
-        let y = |k: usize| self.latencies[k] / weight / load.powi(k as i32);
-        let mean = y(0);
-        let with_x = y(1) - mean;
-        let with_x2 = y(2) - 2.0 * y(1) + mean;
-        // Orthogonal to 1 and to x = z − 1: x² − skew·x − variance.
+        let third = m3 - 3.0 * m1 * m2 + 2.0 * m1.powi(3);
+        let fourth = m4 - 4.0 * m1 * m3 + 6.0 * m1 * m1 * m2 - 3.0 * m1.powi(4);
+        let with_x = y1 - m1 * y0;
+        let with_x2 = y2 - 2.0 * m1 * y1 + m1 * m1 * y0;
+        // Orthogonal to 1 and to x: x² − skew·x − variance.
         let skew = third / variance;
         let norm = fourth - skew * third - variance * variance;
-        let straight = with_x / variance;
-        // Two different loads have no curvature to tell.
+        // Two different loads have a slope and no more to tell.
         let bent = if norm > LEAST_SPREAD * variance * variance {
-            (with_x2 - skew * with_x - variance * mean) / norm
+            (with_x2 - skew * with_x - variance * y0) / norm
         } else {
             0.0
         };
-        // At x = 0.
-        let value = mean - bent * variance;
+        let elasticity = with_x / variance - bent * skew;
         let fit = ResponseFit {
-            load,
-            elasticity: (straight - bent * skew) / value,
-            curvature: 2.0 * bent / value,
+            load: m1.exp(),
+            elasticity,
+            // Of f as a function of n, from the slope and bend of ln f over ln n.
+            curvature: 2.0 * bent + elasticity * (elasticity - 1.0),
             weight,
         };
-        let sound = value > 0.0 && fit.elasticity.is_finite() && fit.curvature.is_finite();
-        sound.then_some(fit)
+        (fit.elasticity.is_finite() && fit.curvature.is_finite()).then_some(fit)
     }
 }
 
@@ -151,26 +147,42 @@ mod tests {
     }
 
     #[test]
-    fn an_affine_latency_has_no_curvature_and_the_elasticity_of_its_slope() {
-        // f(n) = 10 + 5n at the mean load 2: 2·5/20.
-        let fit = fitted(&[1.0, 2.0, 3.0], |n| 10.0 + 5.0 * n).unwrap();
-        assert_eq!(fit.load, 2.0);
-        assert!(near(fit.elasticity, 0.5) && near(fit.curvature, 0.0));
+    fn a_latency_in_proportion_to_the_load_has_elasticity_one_and_no_curvature() {
+        let fit = fitted(&[1.0, 2.0, 4.0], |n| 5.0 * n).unwrap();
+        assert!(near(fit.load, 2.0) && near(fit.elasticity, 1.0) && near(fit.curvature, 0.0));
     }
 
     #[test]
-    fn a_quadratic_latency_has_its_own_curvature() {
-        // f(n) = 3 + n² at the mean load 3: f = 12, f′ = 6, f″ = 2; 3·6/12 and 9·2/12.
-        let fit = fitted(&[1.0, 2.0, 4.0, 5.0], |n| 3.0 + n * n).unwrap();
-        assert!(near(fit.elasticity, 1.5), "{fit:?}");
-        assert!(near(fit.curvature, 1.5), "{fit:?}");
+    fn a_square_law_has_elasticity_two_and_curvature_two() {
+        // f = 3n²: n·6n/3n² and n²·6/3n².
+        let fit = fitted(&[1.0, 2.0, 4.0, 5.0], |n| 3.0 * n * n).unwrap();
+        assert!(
+            near(fit.elasticity, 2.0) && near(fit.curvature, 2.0),
+            "{fit:?}"
+        );
     }
 
     #[test]
-    fn two_loads_have_a_slope_and_no_curvature() {
-        // From (1, 10) to (3, 30): f(2) = 20, f′ = 10.
+    fn a_latency_that_does_not_depend_on_load_has_neither() {
+        let fit = fitted(&[1.0, 7.0, 30.0], |_| 40.0).unwrap();
+        assert!(near(fit.elasticity, 0.0) && near(fit.curvature, 0.0));
+    }
+
+    #[test]
+    fn an_affine_latency_is_nearly_straight_within_a_narrow_range() {
+        // f = 10 + 5n around 2: 2·5/20, and no curvature.
+        let fit = fitted(&[1.6, 1.8, 2.0, 2.2, 2.45], |n| 10.0 + 5.0 * n).unwrap();
+        assert!((fit.elasticity - 0.5).abs() < 0.01, "{fit:?}");
+        assert!(fit.curvature.abs() < 0.02, "{fit:?}");
+    }
+
+    #[test]
+    fn two_loads_have_a_slope_and_no_bend() {
         let fit = fitted(&[1.0, 3.0], |n| 10.0 * n).unwrap();
-        assert!(near(fit.elasticity, 1.0) && fit.curvature == 0.0, "{fit:?}");
+        assert!(
+            near(fit.elasticity, 1.0) && near(fit.curvature, 0.0),
+            "{fit:?}"
+        );
     }
 
     #[test]
@@ -212,21 +224,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_known_quadratic_is_found_at_any_scale(
-            coefficients in proptest::array::uniform3(0.1..10.0_f64),
+        fn a_known_curve_is_found_at_any_scale(
+            elasticity in -1.0..3.0_f64,
+            bend in -1.0..1.0_f64,
             scale in 1e-3..1e6_f64,
-            loads in proptest::collection::vec(1.0..10.0, 8..40),
+            factor in 1.2..3.0_f64,
         ) {
-            let [c0, c1, c2] = coefficients;
-            let curve = |n: f64| c0 + c1 * n / scale + c2 * (n / scale).powi(2);
-            let loads: Vec<f64> = loads.iter().map(|load| load * scale).collect();
-            prop_assume!(loads.iter().copied().fold(0.0, f64::max) > 2.0 * loads[0]);
-            if let Some(fit) = fitted(&loads, curve) {
-                let z = fit.load / scale;
-                let value = c0 + c1 * z + c2 * z * z;
-                prop_assert!((fit.elasticity - (c1 * z + 2.0 * c2 * z * z) / value).abs() < 1e-4);
-                prop_assert!((fit.curvature - 2.0 * c2 * z * z / value).abs() < 1e-3);
-            }
+            // Loads around `scale`, so that the geometric mean is `scale`.
+            let loads = [-2, -1, 0, 1, 2].map(|power| scale * factor.powi(power));
+            let curve = |n: f64| {
+                let x = (n / scale).ln();
+                (elasticity * x + bend / 2.0 * x * x).exp()
+            };
+            let fit = fitted(&loads, curve).unwrap();
+            prop_assert!((fit.elasticity - elasticity).abs() < 1e-4);
+            let curvature = bend + elasticity * (elasticity - 1.0);
+            prop_assert!((fit.curvature - curvature).abs() < 1e-3);
         }
 
         #[test]

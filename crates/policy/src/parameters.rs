@@ -10,6 +10,7 @@ mod documentation;
 
 use std::time::Duration;
 
+use dynamo_kv_router::WorkerType;
 use regime_core::{
     AccrualConfig, CalibrationConfig, CurveParameters, Cuts, FailureAccrual, LatencyCurve,
     LatencyWindow, PoolCalibration, Regime, RegimeConfig, RegimeMachine, WindowConfig,
@@ -71,8 +72,8 @@ pub struct Parameters {
     pub window: Window,
     /// Regime state machine.
     pub regime: RegimeTiming,
-    /// Which signals decide the regime, and where they cut. Absent: slowdown and waiting, or
-    /// `ttft_p99_ms` alone with `cost: paper`.
+    /// Which signals decide the regime, and where they cut. Absent: slowdown and waiting, in a prefill pool
+    /// waiting alone, or `ttft_p99_ms` alone with `cost: paper`.
     pub signals: Option<Signals>,
     /// Consecutive failures.
     pub failures: Failures,
@@ -394,7 +395,7 @@ impl Checked {
 }
 
 impl Parameters {
-    /// Check every range.
+    /// Check every range, for a pool that events reach; see [`Parameters::for_role`].
     ///
     /// # Errors
     /// Names the first key out of range, its value and what is allowed.
@@ -435,7 +436,7 @@ impl Parameters {
             min_hold: millis(self.failures.min_hold_ms),
             max_hold: millis(self.failures.max_hold_ms),
         };
-        let signals = self.deciding_signals();
+        let signals = self.deciding_signals(WorkerType::Aggregated);
         for (section, cuts) in [
             ("signals.slowdown", signals.slowdown),
             ("signals.waiting", signals.waiting),
@@ -522,18 +523,31 @@ impl Parameters {
         in_range("paper.leave_share", paper.leave_share, 0.0, 1.0, "0 to 1")
     }
 
-    /// The signals that decide the regime: those given, or the defaults of the cost model.
+    /// The same with the signals of a pool of `role` spelt out.
     #[must_use]
-    pub fn deciding_signals(&self) -> Signals {
-        self.signals.unwrap_or_else(|| self.default_signals())
+    pub(crate) fn for_role(self, role: WorkerType) -> Self {
+        Self {
+            signals: Some(self.deciding_signals(role)),
+            ..self
+        }
+    }
+
+    /// The signals that decide the regime of a pool of `role`: those given, or the defaults of the cost model.
+    #[must_use]
+    pub fn deciding_signals(&self, role: WorkerType) -> Signals {
+        self.signals.unwrap_or_else(|| self.default_signals(role))
     }
 
     /// Scale-free cuts for the calibrated model, θ1 and θ2 for the paper's. A level is left a quarter
     /// below where it was entered, so that noise around a cut does not flap.
-    fn default_signals(&self) -> Signals {
+    ///
+    /// In a prefill pool the slowdown is only shown. Its TTFTs are the frontend's and hold the transfer and the
+    /// first decode step, too, while the time alone is that of a prefill: with short prompts the ratio is 2
+    /// without any load, which would be Transition for ever.
+    fn default_signals(&self, role: WorkerType) -> Signals {
         match self.cost {
             CostModel::Calibrated => Signals {
-                slowdown: Some(cuts(1.5, 8.0, 0.75)),
+                slowdown: (role != WorkerType::Prefill).then(|| cuts(1.5, 8.0, 0.75)),
                 waiting: Some(cuts(1.0, 8.0, 0.75)),
                 ttft_p99_ms: None,
             },
@@ -636,6 +650,18 @@ mod tests {
             (p99.saturated_enter, p99.saturated_leave),
             (1_500.0, 1_200.0)
         );
+    }
+
+    #[test]
+    fn a_prefill_pool_decides_by_what_waits_unless_told_otherwise() {
+        let prefill = parse("{}").for_role(WorkerType::Prefill);
+        let prefill = prefill.check().unwrap().signals;
+        assert!(prefill.slowdown.is_none() && prefill.waiting.is_some());
+        let told = "{signals: {slowdown: {transition_enter: 3, transition_leave: 2, saturated_enter: 8, \
+                    saturated_leave: 6}}}";
+        let told = parse(told).for_role(WorkerType::Prefill);
+        let told = told.check().unwrap().signals;
+        assert!(told.slowdown.is_some() && told.waiting.is_none());
     }
 
     #[test]

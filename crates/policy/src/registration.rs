@@ -23,7 +23,7 @@ use crate::feedback::Feedback;
 use crate::hub::Hub;
 use crate::key_of;
 use crate::metrics::Publisher;
-use crate::parameters::{ParameterDoc, Parameters, documentation};
+use crate::parameters::{ParameterDoc, ParameterError, Parameters, documentation};
 use crate::pool::{Placement, PoolId};
 use crate::report::{Report, report};
 use crate::selection;
@@ -170,11 +170,17 @@ fn policy_factory(
     hub: Arc<Hub>,
     parameters: &WorkerSelectionPolicyParameters,
 ) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyProviderError> {
-    let parameters = parameters
-        .deserialize::<Parameters>()?
-        .check()
-        .map_err(|error| WorkerSelectionPolicyProviderError::new(error.to_string()))?;
-    let parameters = Arc::new(parameters);
+    let parameters = parameters.deserialize::<Parameters>()?;
+    let checked = |role| {
+        let checked = parameters.clone().for_role(role).check();
+        let refused =
+            |error: ParameterError| WorkerSelectionPolicyProviderError::new(error.to_string());
+        checked.map(Arc::new).map_err(refused)
+    };
+    let (prefill, others) = (
+        checked(WorkerType::Prefill)?,
+        checked(WorkerType::Aggregated)?,
+    );
     Ok(Arc::new(
         move |config: &KvRouterConfig, role: WorkerType, partition: RoutingPartitionRef<'_>| {
             let id = PoolId {
@@ -182,7 +188,11 @@ fn policy_factory(
                 routing_group: partition.routing_group.to_owned(),
                 role,
             };
-            let pool = hub.add_pool(id, Arc::clone(&parameters));
+            let parameters = match role {
+                WorkerType::Prefill => &prefill,
+                _ => &others,
+            };
+            let pool = hub.add_pool(id, Arc::clone(parameters));
             selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone())
         },
     ))

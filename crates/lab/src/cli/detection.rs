@@ -4,12 +4,12 @@
 
 use std::process::ExitCode;
 
-
 use super::args::{FleetArgs, OutputArgs, SeedArgs, distinct, size};
 use super::{output, progress, tables};
 use crate::detection::{Plan, Schedule};
 use crate::experiments::{Cell, Runner, runs_of_searches, searches, standard_requests};
 use crate::policies::Catalog;
+use crate::report;
 use crate::results::Results;
 use crate::topology::Topology;
 use crate::traces::ReadOptions;
@@ -86,17 +86,22 @@ fn run(
         seeds,
     };
     bar.set_length(bar.position() + plan.runs() as u64);
-    let (detection, _timelines) = plan.run(catalog, output.threads(), &|| bar.inc(1))?;
+    let (detection, timelines) = plan.run(catalog, output.threads(), &|| bar.inc(1))?;
     bar.finish_and_clear();
     let mut results = Results::new(output::provenance(), Vec::new());
     results.detection = Some(detection);
-    output::finish(output, &results, Vec::new, || {
-        results
-            .detection
-            .as_ref()
-            .map(tables::detection)
-            .unwrap_or_default()
-    })?;
+    output::finish_with(
+        output,
+        &results,
+        |folder| report::write_detection(folder, &results, &timelines),
+        || {
+            results
+                .detection
+                .as_ref()
+                .map(tables::detection)
+                .unwrap_or_default()
+        },
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 

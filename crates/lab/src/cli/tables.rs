@@ -5,7 +5,7 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
-use crate::detection::Detection;
+use crate::detection::{Detection, PoolScores};
 use crate::experiments::{
     Comparison, Overall, P99_MATTERS_MS, ParetoPoint, Score, Standing, Verdict, VsBest,
     not_reached, overall,
@@ -229,61 +229,32 @@ pub(super) fn scoreboard(results: &Results, baseline: &str) -> String {
     text + "Every number is simulated. Each cell is in results.json."
 }
 
-/// Each detector over everything, and how often each is right by workload.
+/// Each detector over everything, and how often each is right by workload, for each kind of pool.
 pub(super) fn detection(detection: &Detection) -> String {
-    let number = |value: Option<f64>| value.map_or("-".into(), |value| decimals(value, 1));
-    let share =
-        |value: Option<f64>| value.map_or("-".into(), |value| format!("{:.0} %", 100.0 * value));
-    let head = [
-        "detector",
-        "up P50, s",
-        "up P90, s",
-        "down P50, s",
-        "down P90, s",
-        "missed",
-        "false alarms/h",
-        "flaps/h",
-        "time right",
-    ];
-    let mut lines = table(&head, true);
-    let workloads: Vec<&String> = detection
-        .detectors
-        .first()
-        .map(|it| it.workloads.keys().collect())
-        .unwrap_or_default();
-    let names = workloads.iter().map(|name| name.as_str());
-    let mut by_workload = table(
-        &std::iter::once("time right")
-            .chain(names)
-            .collect::<Vec<_>>(),
-        true,
-    );
-    for detector in &detection.detectors {
-        let mark = if detector.default { " (default)" } else { "" };
-        let name = format!("{}{mark}", detector.detector);
-        let score = &detector.overall;
-        let (up, down) = (score.delay_up_s, score.delay_down_s);
-        lines.add_row([
-            name.clone(),
-            number(up.map(|it| it.p50)),
-            number(up.map(|it| it.p90)),
-            number(down.map(|it| it.p50)),
-            number(down.map(|it| it.p90)),
-            share(score.missed),
-            number(score.false_alarms_per_h),
-            number(score.flaps_per_h),
-            share(score.time_right),
-        ]);
-        let right = workloads
-            .iter()
-            .map(|name| detector.workloads.get(*name)?.time_right);
-        by_workload.add_row(std::iter::once(name).chain(right.map(share)));
-    }
-    let score = detection.detectors.first().map(|it| &it.overall);
-    let (changes, hours) = score.map_or((0, 0.0), |it| (it.changes, it.hours));
+    let pools: Vec<_> = detection.pools.iter().map(detectors).collect();
     format!(
-        "{lines}\n{by_workload}\n{changes} true changes in {hours:.1} h of virtual time. Up and down: delay of a true change \
-         that was found, s. Every number is simulated."
+        "{}\nUp and down: delay of a true change that was found, s. Every number is simulated.",
+        pools.join("\n")
+    )
+}
+
+fn detectors(pool: &PoolScores) -> String {
+    let Some(first) = pool.detectors.first() else {
+        return String::new();
+    };
+    let columns = first.overall.columns().map(|(title, _)| title);
+    let mut lines = table(&[&["detector"], &columns[..]].concat(), true);
+    let names: Vec<&str> = first.workloads.keys().map(String::as_str).collect();
+    let mut by_workload = table(&[&["time right"], &names[..]].concat(), true);
+    for detector in &pool.detectors {
+        let cells = detector.overall.columns().map(|(_, cell)| cell);
+        lines.add_row(std::iter::once(detector.title()).chain(cells));
+        let right = detector.workloads.values().map(|score| score.right());
+        by_workload.add_row(std::iter::once(detector.title()).chain(right));
+    }
+    format!(
+        "{} pools: {} true changes in {:.1} h of virtual time\n{lines}\n{by_workload}",
+        pool.role, first.overall.changes, first.overall.hours
     )
 }
 

@@ -19,6 +19,7 @@ mod truth;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dynamo_kv_router::WorkerType;
 use regime_core::{Cuts, RegimeError, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +49,15 @@ pub struct Detection {
     pub seeds: Vec<u64>,
     /// The loads of each workload on each pool.
     pub loads: Vec<CellLoads>,
+    /// Scores by the kind of pool that is watched.
+    pub pools: Vec<PoolScores>,
+}
+
+/// Scores in pools of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PoolScores {
+    /// `aggregated` or `prefill`.
+    pub role: String,
     /// Detectors, the default one among them.
     pub detectors: Vec<DetectorScore>,
 }
@@ -72,7 +82,7 @@ pub struct CellLoads {
 pub struct DetectorScore {
     /// Its signals.
     pub detector: String,
-    /// Whether it is the policy's default.
+    /// Whether it is the policy's default in such a pool.
     pub default: bool,
     /// Levels of its signals.
     pub cuts: BTreeMap<String, Cuts>,
@@ -80,6 +90,14 @@ pub struct DetectorScore {
     pub overall: Score,
     /// By workload.
     pub workloads: BTreeMap<String, Score>,
+}
+
+impl DetectorScore {
+    /// Its name, and whether it is the default.
+    pub(crate) fn title(&self) -> String {
+        let mark = if self.default { " (default)" } else { "" };
+        format!("{}{mark}", self.detector)
+    }
 }
 
 /// One run over time, to be drawn.
@@ -93,6 +111,8 @@ pub struct Timeline {
     pub schedule: String,
     /// Seed of workload and run.
     pub seed: u64,
+    /// Name of the detector that is the policy's default.
+    pub default: String,
     /// Regimes by what found them; the truth first.
     pub regimes: Vec<(String, Vec<RegimeSince>)>,
     /// Signals by name, with their values at times in ms.
@@ -124,6 +144,13 @@ struct Job<'a> {
     levels: &'a Levels,
     schedule: &'a Schedule,
     seed: u64,
+}
+
+/// What was counted of one detector in pools of one kind.
+#[derive(Clone, Default)]
+struct Tally {
+    overall: Counts,
+    workloads: BTreeMap<String, Counts>,
 }
 
 /// What is kept of a run.
@@ -169,52 +196,44 @@ impl Plan {
             finished();
             judged
         });
-        let mut counts =
-            vec![(Counts::default(), BTreeMap::<String, Counts>::new()); detectors.len()];
+        let mut pools: Vec<(WorkerType, Vec<Tally>)> = Vec::new();
         let mut timelines: Vec<Timeline> = Vec::new();
-        for judged in judged {
-            let Judged {
-                counts: run,
-                timeline,
-            } = judged?;
-            for ((overall, workloads), run) in counts.iter_mut().zip(&run) {
-                overall.add(run);
-                workloads
-                    .entry(timeline.workload.clone())
-                    .or_default()
-                    .add(run);
+        for (job, judged) in jobs.iter().zip(judged) {
+            let Judged { counts, timeline } = judged?;
+            let role = job.role();
+            let at = pools.iter().position(|(known, _)| *known == role);
+            let at = at.unwrap_or_else(|| {
+                pools.push((role, vec![Tally::default(); detectors.len()]));
+                pools.len() - 1
+            });
+            for (tally, counts) in pools[at].1.iter_mut().zip(&counts) {
+                tally.overall.add(counts);
+                let workload = tally.workloads.entry(timeline.workload.clone());
+                workload.or_default().add(counts);
             }
             match timelines
                 .iter_mut()
                 .find(|it| it.workload == timeline.workload)
             {
                 None => timelines.push(timeline),
-                Some(shown) if timeline.regimes_beat(shown) => *shown = timeline,
+                Some(shown) if timeline.shows_more_than(shown) => *shown = timeline,
                 Some(_) => {}
             }
         }
-        let score =
-            |(detector, (overall, workloads)): (&Detector, (Counts, BTreeMap<_, Counts>))| {
-                DetectorScore {
-                    detector: detector.name(),
-                    default: detector.is_default(),
-                    cuts: detector.cuts(),
-                    overall: overall.score(),
-                    workloads: workloads
-                        .into_iter()
-                        .map(|(name, counts)| (name, counts.score()))
-                        .collect(),
-                }
-            };
+        let scores = |(role, tallies): (WorkerType, Vec<Tally>)| PoolScores {
+            role: role.as_str().to_owned(),
+            detectors: detectors
+                .iter()
+                .zip(tallies)
+                .map(|(detector, tally)| tally.score(detector, role))
+                .collect(),
+        };
+        let cells = self.cells.iter();
         let detection = Detection {
             schedules: self.schedules.clone(),
             seeds: self.seeds.clone(),
-            loads: self
-                .cells
-                .iter()
-                .map(|(cell, levels)| loads(cell, levels))
-                .collect(),
-            detectors: detectors.iter().zip(counts).map(score).collect(),
+            loads: cells.map(|(cell, levels)| loads(cell, levels)).collect(),
+            pools: pools.into_iter().map(scores).collect(),
         };
         Ok((detection, timelines))
     }
@@ -238,13 +257,36 @@ impl Plan {
 
 impl Timeline {
     /// Whether it shows more than `other`: more true regimes of the same pool.
-    fn regimes_beat(&self, other: &Self) -> bool {
+    fn shows_more_than(&self, other: &Self) -> bool {
         let regimes = |timeline: &Self| timeline.regimes.first().map_or(0, |(_, list)| list.len());
         self.topology == other.topology && regimes(self) > regimes(other)
     }
 }
 
+impl Tally {
+    fn score(self, detector: &Detector, role: WorkerType) -> DetectorScore {
+        let workloads = self.workloads.into_iter();
+        DetectorScore {
+            detector: detector.name(),
+            default: detector.is_default(role),
+            cuts: detector.cuts(),
+            overall: self.overall.score(),
+            workloads: workloads
+                .map(|(name, counts)| (name, counts.score()))
+                .collect(),
+        }
+    }
+}
+
 impl Job<'_> {
+    /// Of the pool that computes prompts.
+    const fn role(&self) -> WorkerType {
+        match self.cell.topology {
+            Topology::Aggregated { .. } => WorkerType::Aggregated,
+            Topology::Disaggregated { .. } => WorkerType::Prefill,
+        }
+    }
+
     fn judge(&self, detectors: &[Detector], catalog: &Catalog) -> Result<Judged, DetectionError> {
         let rate = |level| self.levels.at(level).offered.number();
         let wanted = self.schedule.requests(rate) * SPARE + SPARE_REQUESTS;
@@ -291,6 +333,11 @@ impl Job<'_> {
                 topology: self.cell.topology.to_string(),
                 schedule: self.schedule.name.clone(),
                 seed: self.seed,
+                default: detectors
+                    .iter()
+                    .find(|it| it.is_default(self.role()))
+                    .map(Detector::name)
+                    .unwrap_or_default(),
                 signals: signals(&ticks, end),
                 regimes,
                 end_ms,

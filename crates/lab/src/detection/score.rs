@@ -132,6 +132,33 @@ impl Counts {
     }
 }
 
+impl Score {
+    /// Its columns in a table, with their headings.
+    pub(crate) fn columns(&self) -> [(&'static str, String); 8] {
+        let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
+        let (up, down) = (self.delay_up_s, self.delay_down_s);
+        [
+            ("up P50, s", number(up.map(|it| it.p50))),
+            ("up P90, s", number(up.map(|it| it.p90))),
+            ("down P50, s", number(down.map(|it| it.p50))),
+            ("down P90, s", number(down.map(|it| it.p90))),
+            ("missed", percent(self.missed)),
+            ("false alarms/h", number(self.false_alarms_per_h)),
+            ("flaps/h", number(self.flaps_per_h)),
+            ("time right", self.right()),
+        ]
+    }
+
+    /// Time right, in words.
+    pub(crate) fn right(&self) -> String {
+        percent(self.time_right)
+    }
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
+}
+
 /// A stretch of one found regime.
 struct Piece {
     from_ms: f64,

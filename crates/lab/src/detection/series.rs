@@ -7,10 +7,10 @@
 //! policy was told and so brought to the present, the answer changes nothing in the run.
 //!
 //! Position and curvature are no signals of the policy, so they are computed from the record of the run, with
-//! what a router could know at that time: each request met the requests on its worker that had no first
-//! token yet, itself included, and took so many times the time alone that the policy then predicted for its
-//! uncached tokens. A slowdown and not ms, since prompts of two lengths are on two curves. The time constant
-//! of the fit is the span of the policy's windows.
+//! what a router could know at that time: each request met the requests in flight on its worker, itself
+//! included, and took so many times the time alone that the policy then predicted for its uncached tokens. A
+//! slowdown and not ms, since prompts of two lengths are on two curves. On a prefill worker a request is in
+//! flight until its first token. The time constant of the fit is the span of the policy's windows.
 //!
 //! The pool is the one that computes prompts.
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use dynamo_kv_router::WorkerType;
 use parking_lot::Mutex;
-use regime_core::{LoadResponse, Millis, Reading, Regime, Timestamp, WorkerKey};
+use regime_core::{LoadResponse, Millis, Reading, Timestamp, WorkerKey};
 use regime_policy::{Clock, Handle, ManualClock, Parameters, PoolReport};
 
 use super::detector::{SIGNALS, Signal};
@@ -37,10 +37,19 @@ pub(super) struct Tick {
     pub(super) at: Timestamp,
     /// In the order of [`SIGNALS`].
     pub(super) readings: [Option<Reading>; SIGNALS.len()],
-    /// What the policy itself made of it.
-    pub(super) regime: Regime,
     /// Learned rates: ms of a prefill pass, and of one uncached token.
     rates_ms: (f64, f64),
+}
+
+#[cfg(test)]
+impl Tick {
+    pub(super) const fn of(at: Timestamp, readings: [Option<Reading>; SIGNALS.len()]) -> Self {
+        Self {
+            at,
+            readings,
+            rates_ms: (0.0, 0.0),
+        }
+    }
 }
 
 /// Where a recorder leaves its ticks.
@@ -98,7 +107,6 @@ fn tick(pool: &PoolReport, now: Timestamp) -> Tick {
     Tick {
         at: now,
         readings,
-        regime: pool.health.regime,
         rates_ms: (pool.rates.pass_ms, pool.rates.token_ms),
     }
 }
@@ -109,6 +117,8 @@ enum Step {
     Placed { worker: usize, alone_ms: f64 },
     /// Its first token came.
     FirstToken,
+    /// It left its worker.
+    Left,
 }
 
 /// Add the signals that the policy does not have.
@@ -116,7 +126,7 @@ pub(super) fn add_load_signals(ticks: &mut [Tick], record: &RunRecord) {
     let span = Duration::from_secs_f64(Parameters::default().window.span_ms / 1e3);
     let mut response = LoadResponse::new(span);
     let mut steps = steps(ticks, record).into_iter().peekable();
-    let mut waiting: Vec<u32> = Vec::new();
+    let mut in_flight: Vec<u32> = Vec::new();
     // Of each request in the pool: its worker, the load that it met, its time alone.
     let mut met: Vec<Option<(usize, f64, f64)>> = vec![None; record.requests.len()];
     for tick in ticks {
@@ -124,20 +134,22 @@ pub(super) fn add_load_signals(ticks: &mut [Tick], record: &RunRecord) {
         while let Some((at_ms, request, step)) = steps.next_if(|(at_ms, ..)| *at_ms <= now_ms) {
             match step {
                 Step::Placed { worker, alone_ms } => {
-                    if waiting.len() <= worker {
-                        waiting.resize(worker + 1, 0);
+                    if in_flight.len() <= worker {
+                        in_flight.resize(worker + 1, 0);
                     }
-                    waiting[worker] += 1;
-                    met[request] = Some((worker, f64::from(waiting[worker]), alone_ms));
+                    in_flight[worker] += 1;
+                    met[request] = Some((worker, f64::from(in_flight[worker]), alone_ms));
                 }
                 Step::FirstToken => {
-                    let Some((worker, load, alone_ms)) = met[request].take() else {
-                        continue;
-                    };
-                    waiting[worker] -= 1;
-                    if let Some(ttft_ms) = record.requests[request].ttft_ms() {
+                    let ttft_ms = record.requests[request].ttft_ms();
+                    if let (Some((_, load, alone_ms)), Some(ttft_ms)) = (met[request], ttft_ms) {
                         let at = Timestamp::from_micros((at_ms * 1e3) as u64);
                         response.record(at, load, ttft_ms / alone_ms);
+                    }
+                }
+                Step::Left => {
+                    if let Some((worker, ..)) = met[request].take() {
+                        in_flight[worker] -= 1;
                     }
                 }
             }
@@ -154,7 +166,7 @@ pub(super) fn add_load_signals(ticks: &mut [Tick], record: &RunRecord) {
     }
 }
 
-/// Placements in the pool that computes prompts and the first tokens that followed, in order of time.
+/// Placements in the pool that computes prompts and what followed, in order of time.
 fn steps(ticks: &[Tick], record: &RunRecord) -> Vec<(f64, usize, Step)> {
     let mut steps = Vec::with_capacity(2 * record.requests.len());
     let placed = record.decisions.iter();
@@ -176,6 +188,11 @@ fn steps(ticks: &[Tick], record: &RunRecord) -> Vec<(f64, usize, Step)> {
         steps.push((decision.at_ms, decision.request, placed));
         let first = request.first_token_ms;
         steps.extend(first.map(|at_ms| (at_ms, decision.request, Step::FirstToken)));
+        let left = match decision.role {
+            WorkerType::Prefill => first,
+            _ => request.last_token_ms,
+        };
+        steps.extend(left.map(|at_ms| (at_ms, decision.request, Step::Left)));
     }
     steps.sort_by(|a, b| a.0.total_cmp(&b.0));
     steps

@@ -12,6 +12,7 @@
 //! seven policies the others are grey.
 
 mod detail;
+mod detection;
 mod group;
 mod page;
 mod paint;
@@ -24,6 +25,7 @@ pub use detail::{
     WorkerDetail,
 };
 
+use crate::detection::Timeline;
 use crate::files::write_whole;
 use crate::results::Results;
 
@@ -63,20 +65,43 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
     for (index, group) in groups.iter().enumerate() {
         drawn.push(plots::draw(group, index + 1, groups.len())?);
     }
+    let page = page::page(results, &groups, &drawn);
+    write_page(dir, &page, drawn.iter().flatten())
+}
+
+/// The same for the scores of regime detectors, with a plot of each timeline.
+///
+/// # Errors
+/// Of the file system, and when a plot cannot be drawn.
+pub fn write_detection(
+    dir: &Path,
+    results: &Results,
+    timelines: &[Timeline],
+) -> Result<(), ReportError> {
+    let drawn: Vec<_> = (1..)
+        .zip(timelines)
+        .map(|(number, timeline)| detection::draw(timeline, number))
+        .collect::<Result<_, _>>()?;
+    write_page(dir, &detection::page(results, &drawn), drawn.iter())
+}
+
+fn write_page<'a>(
+    dir: &Path,
+    page: &str,
+    drawn: impl Iterator<Item = &'a paint::Plot> + Clone,
+) -> Result<(), ReportError> {
     let io = |path: &Path, source| ReportError::Io {
         path: path.display().to_string(),
         source,
     };
     std::fs::create_dir_all(dir).map_err(|source| io(dir, source))?;
-    let page = page::page(results, &groups, &drawn);
     let plots = drawn
-        .iter()
-        .flatten()
+        .clone()
         .map(|plot| (plot.file.as_str(), plot.file_text()));
-    for (name, text) in plots.chain([(PAGE, page)]) {
+    for (name, text) in plots.chain([(PAGE, page.to_owned())]) {
         write_whole(dir, name, &text).map_err(|source| io(&dir.join(name), source))?;
     }
-    let of_this_page = |name: &str| drawn.iter().flatten().any(|plot| plot.file == name);
+    let of_this_page = |name: &str| drawn.clone().any(|plot| plot.file == name);
     for entry in std::fs::read_dir(dir).map_err(|source| io(dir, source))? {
         let path = entry.map_err(|source| io(dir, source))?.path();
         let name = path.file_name().and_then(|name| name.to_str());

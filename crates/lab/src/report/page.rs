@@ -27,6 +27,9 @@ tbody tr:nth-child(even){background:var(--stripe)}td.best{background:var(--best)
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,40rem),1fr));gap:1rem 2rem;margin-top:1.5rem}figure{margin:0}figure svg{width:100%;height:auto}figcaption,.soft{color:var(--soft);font-size:.875rem}\
 section{content-visibility:auto;contain-intrinsic-size:auto 120rem}";
 
+/// What closes a page.
+pub(super) const END: &str = "</main>\n</body>\n</html>\n";
+
 /// Which way a column is better.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Better {
@@ -130,8 +133,8 @@ const COLUMNS: [Column; 12] = [
 /// Columns left of them.
 const BEFORE: usize = 4;
 
-/// The whole page.
-pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>]) -> String {
+/// A page up to its heading and the notice that its numbers are simulated.
+pub(super) fn start() -> String {
     let mut html = String::new();
     // Writing to a string cannot fail.
     let _ = write!(
@@ -142,6 +145,12 @@ pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>])
          <h1>regime-lab report</h1>\n\
          <p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n"
     );
+    html
+}
+
+/// The whole page.
+pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>]) -> String {
+    let mut html = start();
     provenance(&mut html, results);
     if groups.is_empty() {
         html.push_str("<p><strong>No runs.</strong> There is nothing to show.</p>\n");
@@ -161,11 +170,11 @@ pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>])
             groups.len()
         );
     }
-    html.push_str("</main>\n</body>\n</html>\n");
+    html.push_str(END);
     html
 }
 
-fn provenance(html: &mut String, results: &Results) {
+pub(super) fn provenance(html: &mut String, results: &Results) {
     let provenance = &results.provenance;
     html.push_str("<h2 id=\"provenance\">Provenance</h2>\n<dl>\n");
     let runs = results.runs.len().to_string();

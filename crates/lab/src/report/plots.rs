@@ -76,6 +76,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         LOAD_PER_WORKER,
         CACHE_HITS,
         PARETO,
+        super::detection::NAME,
     ];
     numbered
         && plots
@@ -533,7 +534,7 @@ fn shading(detail: &RunDetail) -> Option<&PoolDetail> {
     detail.pools.iter().find(|pool| !pool.regimes.is_empty())
 }
 
-fn shade(regime: Regime) -> RGBAColor {
+pub(super) fn shade(regime: Regime) -> RGBAColor {
     match regime {
         Regime::Unknown => GREY.mix(0.15),
         Regime::Below => RGBColor(0x56, 0xb4, 0xe9).mix(0.18),
