@@ -149,7 +149,7 @@ pub(super) fn draw(timeline: &Timeline, number: usize) -> Result<Plot, ReportErr
     let height = strips_height + PANEL * signals.len() as u32 + BOTTOM;
     let note = format!(
         "Strips: the true regime, and what each detector finds. Below: each signal over time, with the true regime \
-         behind it; ttft_p99_ms on a log scale. The default here is {}. Seed {seed}.",
+         behind it, from 0 up, and ttft_p99_ms on a log scale. The default here is {}. Seed {seed}.",
         timeline.default
     );
     let title =

@@ -177,7 +177,10 @@ pub(super) fn page(results: &Results, groups: &[Group<'_>], drawn: &[Vec<Plot>])
 pub(super) fn provenance(html: &mut String, results: &Results) {
     let provenance = &results.provenance;
     html.push_str("<h2 id=\"provenance\">Provenance</h2>\n<dl>\n");
-    let runs = results.runs.len().to_string();
+    let runs = match results.runs.len() {
+        0 => String::new(),
+        runs => runs.to_string(),
+    };
     let lines = [
         ("Command", provenance.command.as_deref().unwrap_or_default()),
         ("Program", &provenance.generator),
