@@ -159,7 +159,7 @@ impl Default for RegimeTiming {
 }
 
 impl RegimeTiming {
-    /// The same for the state machine. Durations that are no durations become zero, which it refuses.
+    /// The same for the state machine. A number of ms that is no duration becomes zero.
     #[must_use]
     pub fn config(&self) -> RegimeConfig {
         RegimeConfig {

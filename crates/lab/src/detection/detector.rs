@@ -87,8 +87,7 @@ const CURVATURE: Cuts = Cuts {
 /// A state machine to be judged.
 #[derive(Debug, Clone)]
 pub(super) struct Detector {
-    /// Its signals, in order.
-    pub(super) signals: Vec<Signal>,
+    signals: Vec<Signal>,
     cuts: Vec<Cuts>,
 }
 

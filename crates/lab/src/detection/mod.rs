@@ -178,8 +178,8 @@ impl Plan {
     }
 
     /// Run it on `threads` threads, on which nothing depends; `finished` is called after each run. Returns
-    /// the scores, and a timeline of each workload: of its first pool, the first seed and the longest
-    /// schedule.
+    /// the scores, and a timeline of each workload: of its first pool and of the first seed and schedule with the
+    /// most true regimes.
     ///
     /// # Errors
     /// With the first run that fails.

@@ -233,10 +233,14 @@ mod tests {
 
     #[test]
     fn a_change_that_is_found_too_late_or_never_is_missed() {
+        // Still Below at the step down, which is thereby found at once.
         let late = counted(&[(0.0, Below), (21.0, Saturated)]);
-        assert_eq!(late.clone().score().missed, Some(1.0));
-        assert_eq!(late.score().delay_up_s, None);
+        assert_eq!(late.delays_down_s, [0.0]);
+        let score = late.score();
+        assert_eq!((score.missed, score.delay_up_s), (Some(0.5), None));
         assert_eq!(counted(&[(0.0, Below)]).score().missed, Some(0.5));
+        let stuck = counted(&[(0.0, Below), (9.0, Transition)]);
+        assert_eq!(stuck.score().missed, Some(1.0));
     }
 
     #[test]
