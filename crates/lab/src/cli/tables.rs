@@ -5,6 +5,7 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
+use crate::detection::{Detection, PoolScores};
 use crate::experiments::{
     Comparison, Gap, Overall, P99_MATTERS_MS, PaperReport, ParetoPoint, STATIC, Score, Standing,
     Verdict, VsBest, not_reached, overall,
@@ -239,6 +240,35 @@ pub(super) fn scoreboard(results: &Results, baseline: &str) -> String {
         text += "Behind goodput, in how many runs only the policy (+) or only the baseline (−) has any.\n";
     }
     text + "Every number is simulated. Each cell is in results.json."
+}
+
+/// Each detector over everything, and how often each is right by workload, for each kind of pool.
+pub(super) fn detection(detection: &Detection) -> String {
+    let pools: Vec<_> = detection.pools.iter().map(detectors).collect();
+    format!(
+        "{}\nUp and down: delay of a true change that was found, s. Every number is simulated.",
+        pools.join("\n")
+    )
+}
+
+fn detectors(pool: &PoolScores) -> String {
+    let Some(first) = pool.detectors.first() else {
+        return String::new();
+    };
+    let columns = first.overall.columns().map(|(title, _)| title);
+    let mut lines = table(&[&["detector"], &columns[..]].concat(), true);
+    let names: Vec<&str> = first.workloads.keys().map(String::as_str).collect();
+    let mut by_workload = table(&[&["time right"], &names[..]].concat(), true);
+    for detector in &pool.detectors {
+        let cells = detector.overall.columns().map(|(_, cell)| cell);
+        lines.add_row(std::iter::once(detector.title()).chain(cells));
+        let right = detector.workloads.values().map(|score| score.right());
+        by_workload.add_row(std::iter::once(detector.title()).chain(right));
+    }
+    format!(
+        "{} pools: {} true changes in {:.1} h of virtual time\n{lines}\n{by_workload}",
+        pool.role, first.overall.changes, first.overall.hours
+    )
 }
 
 fn overall_by_load(comparisons: &[Comparison]) -> Vec<(Option<Load>, Vec<Overall>)> {
