@@ -14,7 +14,7 @@ use regime_core::Regime;
 use super::ReportError;
 use super::page::{SIMULATED, document, provenance};
 use super::paint::{
-    Area, Axis, BOTTOM, Drawing, GRID, INK, Key, PALETTE, Plot, RIGHT, Unit, escape, plot, words,
+    Area, Axis, BOTTOM, Drawing, GRID, INK, PALETTE, Plot, RIGHT, Unit, escape, plot, words,
     write_at,
 };
 use super::plots::{regime_key, shade};
