@@ -2,6 +2,7 @@
 
 //! The journal of decisions: what stands in the file is what the router measured.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -12,7 +13,7 @@ use regime_anarchy::journal::{Counts, Entry, JournalReader, Record};
 use regime_anarchy::{
     CollectorConfig, Estimate, Estimator, NoEstimate, WindowCollector, WindowSums,
 };
-use regime_core::Millis;
+use regime_core::{Millis, Timestamp};
 use regime_integration::{Bed, Frontend, LIMIT, Outcome, Signal, eventually, prompt};
 use serde_json::Value;
 
@@ -74,17 +75,23 @@ fn read(path: &Path) -> Result<(Vec<Record>, Counts)> {
     Ok((records, last))
 }
 
-/// Windows of the records by time to first token, in order.
+/// Windows of the records by time to first token from their arrival, in order.
 fn windows(records: Vec<Record>) -> Result<Vec<Result<Estimate, NoEstimate>>> {
     let mut collector = WindowCollector::new(CollectorConfig::default())?;
+    let mut held = BTreeMap::<Timestamp, Millis>::new();
     for record in records {
+        *held.entry(record.at).or_default() += record.held;
         let ttft = record.ttft.context("a request without a first token")?;
         collector.push(record.into_choice(ttft))?;
     }
     let windows = collector.finish();
     Ok(windows
         .iter()
-        .map(|window| Estimator::default().estimate(window))
+        .map(|window| {
+            let times = window.iter().map(|choice| choice.decided_at);
+            let held = times.filter_map(|at| held.remove(&at)).sum();
+            Estimator::default().estimate(window)?.from_arrival(held)
+        })
         .collect())
 }
 
