@@ -6,7 +6,8 @@
 //! a game and compares the choices with the optimum; [`summarise`] adds windows up. Below these,
 //! [`SlotCosts`] finds the assignment that a coordinated router would have made, and [`GapSplit`] splits
 //! the slowdown into the router's fault, bad timing, and what no router could fix. [`Station`] is the
-//! baseline of queueing theory, which knows no router at all. Off the request path, pure arithmetic.
+//! baseline of queueing theory, which knows no router at all. [`journal`] is the file that a live router
+//! writes its decisions into, to be measured later. Off the request path, pure arithmetic.
 //! An estimate that is not available is absent and says why ([`NoEstimate`]); it is never NaN.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -16,6 +17,7 @@ mod estimate;
 mod figures;
 mod gap;
 mod interval;
+pub mod journal;
 mod queueing;
 mod reason;
 mod summary;

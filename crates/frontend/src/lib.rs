@@ -12,6 +12,7 @@
 //! | [`router`] | which policy routes: `--router`, the policy file, Dynamo's settings |
 //! | [`mock`] | mock engine workers, in this process or as one process each |
 //! | [`metrics`], [`ttft_feed`], [`routes`] | what the router tells, and what it is told |
+//! | [`measuring`] | the Price of Anarchy, and the journal of decisions |
 //! | [`lifecycle`] | signals, drain, exit |
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -23,6 +24,7 @@ pub mod discovery;
 pub mod environment;
 pub mod lifecycle;
 pub mod link;
+pub mod measuring;
 pub mod metrics;
 pub mod mock;
 pub mod output;

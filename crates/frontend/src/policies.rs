@@ -319,15 +319,23 @@ mod tests {
     use crate::link::{Extensions, link};
     use crate::policy_file;
 
-    /// A policy file with every parameter at its documented default. A dot in a name is a nested key.
-    fn yaml(plugin: &Plugin) -> String {
+    /// A policy file with every parameter at its documented default, but those in the section `without` and
+    /// what `instead` sets. A dot in a name is a nested key.
+    fn yaml(plugin: &Plugin, without: &str, instead: (&str, &str)) -> String {
         let mut parameters = serde_json::json!({});
         for parameter in &plugin.parameters {
+            if parameter.name.starts_with(&format!("{without}.")) {
+                continue;
+            }
             let place = parameter
                 .name
                 .split('.')
                 .fold(&mut parameters, |place, key| &mut place[key]);
-            *place = serde_yaml::from_str(&parameter.default).unwrap();
+            *place = if parameter.name == instead.0 {
+                instead.1.into()
+            } else {
+                serde_yaml::from_str(&parameter.default).unwrap()
+            };
         }
         if plugin.kind == CLASSIFIER {
             serde_json::json!({ "request_classifier": { "type": plugin.name, "parameters": parameters } }).to_string()
@@ -343,8 +351,15 @@ mod tests {
     #[test]
     fn every_listed_type_is_linked_and_takes_its_documented_defaults() {
         let linked = link(Extensions::default()).unwrap();
-        for plugin in plugins() {
-            let file = policy_file::private(&yaml(&plugin)).unwrap();
+        // Lower tiers are valued by weight or by time, and either refuses the section of the other.
+        let values = [("tiers", "weights"), ("tier_weights", "time")];
+        let cases = plugins().into_iter().flat_map(|plugin| {
+            values.map(|(without, value)| {
+                (yaml(&plugin, without, ("tier_value", value)), plugin.name)
+            })
+        });
+        for (yaml, name) in cases {
+            let file = policy_file::private(&yaml).unwrap();
             let config = KvRouterConfig {
                 router_policy_config: Some(file.display().to_string()),
                 ..Default::default()
@@ -353,16 +368,11 @@ mod tests {
                 .registry
                 .resolve_for_worker_type(&config, WorkerType::Prefill);
             let classifier = linked.registry.resolve_request_classifier(&config);
-            assert!(
-                selection.is_ok(),
-                "{}: {}",
-                plugin.name,
-                selection.err().unwrap()
-            );
+            assert!(selection.is_ok(), "{}: {}", name, selection.err().unwrap());
             assert!(
                 classifier.is_ok(),
                 "{}: {}",
-                plugin.name,
+                name,
                 classifier.err().unwrap()
             );
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Tier credit: how many blocks of one request one worker need not recompute.
+//! Tier credit by weights: how many blocks of one request one worker need not recompute.
 //!
 //! # Idea
 //!
@@ -10,7 +10,8 @@
 //! of the shared store starts exactly where the local prefix ends. The credit is the length of each
 //! part times the weight of its tier. Every part is cut at the end of the prompt before it is
 //! weighed, so the credit lies between zero and the length of the prompt, and it stays fractional to
-//! the end.
+//! the end. [`CacheView::prefix`] finds the parts; the [`Ladder`](crate::Ladder) values the same parts by
+//! time.
 //!
 //! A block held both locally and in the shared store counts once, as the local copy. With a disk
 //! weight below the shared weight, as in the defaults, a longer disk prefix can thus lower the credit.
@@ -100,31 +101,19 @@ impl TierWeights {
         view: CacheView,
         shared: impl IntoIterator<Item = Range<u64>> + Clone,
     ) -> TierCredit {
-        let prompt = Blocks::new(request_blocks as f64);
-        // An estimate is weighed already and stands for a device prefix, as in Dynamo's own scorer.
-        let (overlap, device_weight) = match view {
-            CacheView::Tiers(overlap) => (overlap, self.device),
-            CacheView::Estimate(device) => (
-                Overlap {
-                    device,
-                    ..Overlap::default()
-                },
-                1.0,
-            ),
+        let prefix = view.prefix(request_blocks, shared);
+        // An estimate is weighed already.
+        let device_weight = match view {
+            CacheView::Tiers(_) => self.device,
+            CacheView::Estimate(_) => 1.0,
         };
-        let device = overlap.device.min(prompt);
-        let host = overlap.host.min(beyond(prompt, device));
-        let disk = overlap.disk.min(beyond(prompt, device + host));
-        let local = device + host + disk;
-        let shared = beyond(run_end(local, shared).min(prompt), local);
-        let weighted =
-            device * device_weight + host * self.host + disk * self.disk + shared * self.shared;
+        let weighted = prefix.device * device_weight
+            + prefix.host * self.host
+            + prefix.disk * self.disk
+            + prefix.shared * self.shared;
         TierCredit {
-            weighted: weighted.min(prompt),
-            device,
-            host,
-            disk,
-            shared,
+            weighted: weighted.min(Blocks::new(request_blocks as f64)),
+            prefix,
         }
     }
 }
@@ -163,13 +152,42 @@ impl CacheView {
             Self::Estimate(estimate)
         }
     }
+
+    /// The reusable prefix of a prompt of `request_blocks` blocks, cut at its end. `shared` are the
+    /// ranges of block positions that the shared store holds, in any order.
+    #[must_use]
+    pub fn prefix(
+        self,
+        request_blocks: u64,
+        shared: impl IntoIterator<Item = Range<u64>> + Clone,
+    ) -> Prefix {
+        let prompt = Blocks::new(request_blocks as f64);
+        let overlap = match self {
+            Self::Tiers(overlap) => overlap,
+            // It stands for a device prefix, as in Dynamo's own scorer.
+            Self::Estimate(device) => Overlap {
+                device,
+                ..Overlap::default()
+            },
+        };
+        let device = overlap.device.min(prompt);
+        let host = overlap.host.min(beyond(prompt, device));
+        let disk = overlap.disk.min(beyond(prompt, device + host));
+        let local = device + host + disk;
+        let shared = beyond(run_end(local, shared).min(prompt), local);
+        Prefix {
+            device,
+            host,
+            disk,
+            shared,
+        }
+    }
 }
 
-/// Credit of one worker for one request. The parts follow one another from the start of the prompt.
+/// The reusable prefix of one prompt on one worker. The parts follow one another from the start of the
+/// prompt and end within it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct TierCredit {
-    /// Sum of the parts, each times its weight; at most the prompt.
-    pub weighted: Blocks,
+pub struct Prefix {
     /// Part in device memory, or the estimate.
     pub device: Blocks,
     /// Part in host memory.
@@ -180,12 +198,21 @@ pub struct TierCredit {
     pub shared: Blocks,
 }
 
-impl TierCredit {
-    /// Length of the reusable prefix, unweighted.
+impl Prefix {
+    /// Length of the prefix, unweighted.
     #[must_use]
     pub fn covered(&self) -> Blocks {
         self.device + self.host + self.disk + self.shared
     }
+}
+
+/// Credit of one worker for one request, by weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TierCredit {
+    /// Sum of the parts, each times its weight; at most the prompt.
+    pub weighted: Blocks,
+    /// What the worker can reuse.
+    pub prefix: Prefix,
 }
 
 /// Tokens left to prefill once `credit` blocks of `block_size` tokens are saved: from 0 to
@@ -273,7 +300,7 @@ mod tests {
         ];
         for (view, usable, weighted) in cases {
             let credit = TierWeights::default().credit(10, view, shared());
-            assert_eq!(credit.shared, Blocks::new(usable));
+            assert_eq!(credit.prefix.shared, Blocks::new(usable));
             assert_eq!(credit.weighted, Blocks::new(weighted));
         }
     }
@@ -281,7 +308,7 @@ mod tests {
     #[test]
     fn the_covered_prefix_is_the_unweighted_sum_of_the_parts() {
         let credit = TierWeights::default().credit(20, tiers(2.0, 3.0, 4.0), once(9..11));
-        assert_eq!(credit.covered(), Blocks::new(11.0));
+        assert_eq!(credit.prefix.covered(), Blocks::new(11.0));
         assert_eq!(credit.weighted, Blocks::new(2.0 + 2.25 + 1.0 + 1.0));
     }
 
@@ -290,6 +317,7 @@ mod tests {
         let ends = [[0..3, 3..5, 5..9], [5..9, 3..5, 0..3], [2..6, 0..4, 6..9]].map(|ranges| {
             TierWeights::default()
                 .credit(8, tiers(1.0, 0.0, 0.0), ranges)
+                .prefix
                 .shared
         });
         assert_eq!(ends, [Blocks::new(7.0); 3]);
@@ -298,7 +326,10 @@ mod tests {
     #[test]
     fn a_local_copy_hides_the_shared_one() {
         let credit = TierWeights::default().credit(10, tiers(2.0, 0.0, 4.0), once(2..10));
-        assert_eq!((credit.disk.get(), credit.shared.get()), (4.0, 4.0));
+        assert_eq!(
+            (credit.prefix.disk.get(), credit.prefix.shared.get()),
+            (4.0, 4.0)
+        );
         assert_eq!(credit.weighted, Blocks::new(2.0 + 1.0 + 2.0));
     }
 
@@ -417,7 +448,7 @@ mod tests {
             let estimate = CacheView::Estimate(Blocks::new(device));
             for credit in [by_tier, weights.credit(request_blocks, estimate, shared)] {
                 prop_assert!((0.0..=prompt).contains(&credit.weighted.get()));
-                prop_assert!(credit.covered().get() <= prompt + 1e-9);
+                prop_assert!(credit.prefix.covered().get() <= prompt + 1e-9);
             }
         }
 

@@ -32,6 +32,8 @@ use crate::metrics::ratio;
 
 /// Most stretches of time that a run is cut into.
 pub const STRETCHES: usize = 24;
+/// Workers of a pool whose windows are all measured; of one twice as large it is every second.
+const WORKERS: usize = 32;
 /// Choices that the collector holds before windows are cut.
 const BATCH: usize = 10_000;
 /// Two latencies are the same that differ by rounding to µs, ms.
@@ -45,7 +47,8 @@ pub struct Anarchy {
     pub ttft: Figures,
     /// Role of the pool.
     pub pool: String,
-    /// Share of its decisions that are measured: whose requests answered, and that are not too many.
+    /// Share of its decisions that are measured: whose requests answered, and in a pool of more than 32
+    /// workers, every so many windows.
     pub measured_share: f64,
     /// By time from the decision to the last token, of an aggregated pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,6 +102,7 @@ struct Answered {
 
 /// One window.
 struct Window {
+    requests: usize,
     end_ms: f64,
     regime: Regime,
     ttft: Result<Estimate, NoEstimate>,
@@ -129,7 +133,6 @@ impl Anarchy {
             .filter(|seen| seen.request >= warm_up)
             .filter_map(|seen| answered(seen, record))
             .collect();
-        let measured = answered.len();
         let windows = windows(answered).map_err(|_| NoEstimate::NoRequests.name())?;
         let figures = |estimates: &mut dyn Iterator<Item = &Result<Estimate, NoEstimate>>| {
             summarise(estimates, &mut Pcg64Mcg::seed_from_u64(0)).figures()
@@ -140,7 +143,8 @@ impl Anarchy {
         Ok(Self {
             ttft: figures(&mut windows.iter().map(|window| &window.ttft))?,
             pool: role.as_str().to_owned(),
-            measured_share: measured as f64 / decisions.max(1) as f64,
+            measured_share: windows.iter().map(|window| window.requests).sum::<usize>() as f64
+                / decisions.max(1) as f64,
             e2e: e2e.filter(|_| role == WorkerType::Aggregated),
             joined_share: ratio(met, met + unjoined as f64),
             joined_right,
@@ -195,10 +199,13 @@ fn joins(joined: &[JoinedChoice], seen: &[Seen], record: &RunRecord) -> Option<f
     )
 }
 
-/// Windows of consecutive decisions, which `answered` is in the order of.
+/// Windows of consecutive decisions, which `answered` is in the order of. In a large pool some are left
+/// out, so that solving them costs a fraction of simulating them.
 fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
     let mut collector = WindowCollector::new(CollectorConfig::default())?;
     let mut cut = Vec::new();
+    let workers = answered.iter().map(|it| it.choice.candidates.len()).max();
+    let every = workers.unwrap_or(0).div_ceil(WORKERS).max(1);
     let mut facts = Vec::with_capacity(answered.len());
     for (index, answered) in answered.into_iter().enumerate() {
         let at = answered.choice.decided_at;
@@ -212,9 +219,12 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
     cut.extend(collector.finish());
     let mut facts = facts.as_slice();
     let mut windows = Vec::with_capacity(cut.len());
-    for window in cut {
+    for (index, window) in cut.into_iter().enumerate() {
         let (own, rest) = facts.split_at(window.len());
         facts = rest;
+        if index % every > 0 {
+            continue;
+        }
         let (Some(last), Some((regime, ..))) = (window.last(), own.first()) else {
             continue;
         };
@@ -222,6 +232,7 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
         let residence = own.iter().map(|(_, residence, _)| *residence).sum();
         let e2e: Option<Millis> = own.iter().map(|(_, _, e2e)| *e2e).sum();
         windows.push(Window {
+            requests: window.len(),
             end_ms: last.decided_at.as_micros() as f64 / 1e3,
             regime: *regime,
             e2e: e2e.map(|e2e| ttft?.end_to_end(e2e, residence)),
@@ -366,6 +377,30 @@ mod tests {
         assert_eq!(anarchy.e2e.unwrap().slowdown, 470.0 / 240.0);
         assert_eq!(anarchy.measured_share, 2.0 / 3.0);
         assert_eq!(anarchy.by_regime["below"].n, 2);
+    }
+
+    #[test]
+    fn of_a_large_pool_every_so_many_windows_are_measured() {
+        let pool = |workers: u64| {
+            let seen = (0..6).map(|at_s| {
+                let mut seen = seen(0, at_s * 1_000);
+                let row = seen.candidates[0];
+                seen.candidates = (0..workers)
+                    .map(|id| Candidate {
+                        worker: WorkerKey::new(id, 0),
+                        ..row
+                    })
+                    .collect();
+                seen
+            });
+            let record = record(vec![request(6_000.0, Some(30.0), Ending::Completed)]);
+            let anarchy = Anarchy::of(&record, watched(seen.collect(), Vec::new()), 0).unwrap();
+            anarchy.measured_share
+        };
+        assert_eq!(
+            [1, 32, 33, 64, 65].map(pool),
+            [1.0, 1.0, 0.5, 0.5, 1.0 / 3.0]
+        );
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod engines;
 pub mod experiments;
 mod files;
 mod lifecycle;
+pub mod measurement;
 mod metrics;
 mod policies;
 mod queueing;

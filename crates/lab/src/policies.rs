@@ -5,7 +5,7 @@
 //! A policy is a worker-selection type that is linked into a [`Catalog`], selected by a router-policy YAML
 //! and resolved through Dynamo's own registry: the same factory and the same parameters as in a live
 //! frontend. A name is a short form: `regime-aware` stands for the YAML that selects that type for every
-//! role. Besides, there are `default`, which is Dynamo's built-in selector, and the
+//! role and has the queue classes of [`LateBinding`], as what a frontend generates. Besides, there are `default`, which is Dynamo's built-in selector, and the
 //! [baselines](crate::baselines), which are no Dynamo policies.
 //!
 //! Users link their own crate with [`Catalog::with`]; see `examples/own_policy.rs`.
@@ -29,7 +29,7 @@ use dynamo_kv_router::{KvRouterConfig, RoutingPartitionRef, WorkerSelector, Work
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use regime_core::WorkerKey;
-use regime_policy::{Clock, Handle, ManualClock, POLICY_TYPE};
+use regime_policy::{Clock, Handle, LateBinding, ManualClock, POLICY_TYPE};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 
@@ -301,10 +301,10 @@ impl Policy {
     /// # Errors
     /// When Dynamo refuses it, exactly as a frontend would at start-up.
     pub fn check(&self, catalog: &Catalog) -> Result<(), PolicyError> {
-        self.build(catalog, 0, Vec::new()).map(drop)
+        self.build(catalog, 0, Vec::new(), true).map(drop)
     }
 
-    /// Build the policy for one run.
+    /// Build the policy for one run; `own_queue` where the run asks for no queue itself.
     ///
     /// # Errors
     /// When Dynamo refuses it, exactly as a frontend would at start-up.
@@ -313,24 +313,31 @@ impl Policy {
         catalog: &Catalog,
         seed: u64,
         workers: Vec<(WorkerType, WorkerKey)>,
+        own_queue: bool,
     ) -> Result<Built, PolicyError> {
         refuse_overrides(|name| std::env::var(name).ok())?;
         let clock = Arc::<ManualClock>::default();
         let linked = catalog.link(Arc::clone(&clock), workers)?;
+        let refused = |problem: String| PolicyError::Refused {
+            name: self.label.clone(),
+            problem,
+        };
         let yaml = match &self.kind {
             Kind::Default | Kind::Baseline(_) => None,
             Kind::Linked(name, parameters) => {
                 let mut parameters = parameters.clone();
-                if name == POLICY_TYPE {
+                let ours = name == POLICY_TYPE;
+                if ours {
                     parameters.entry("seed").or_insert(json!(seed));
                 }
-                Some(yaml_of(&json!({"type": name, "parameters": parameters})))
+                let selection = yaml_of(&json!({"type": name, "parameters": parameters}));
+                Some(if ours && own_queue {
+                    with_late_binding(selection).map_err(&refused)?
+                } else {
+                    selection
+                })
             }
             Kind::File(path) => Some(std::fs::read_to_string(path)?),
-        };
-        let refused = |problem: String| PolicyError::Refused {
-            name: self.label.clone(),
-            problem,
         };
         let config = match yaml {
             Some(yaml) => config_of(&yaml).map_err(refused)?,
@@ -410,6 +417,16 @@ fn yaml_of(instance: &Value) -> String {
     .to_string()
 }
 
+/// The policy file with the classes of late binding.
+fn with_late_binding(selection: String) -> Result<String, String> {
+    let keys = LateBinding::default().policy_file_keys();
+    let keys = keys.map_err(|error| error.to_string())?;
+    let mut document: serde_yaml::Mapping =
+        serde_yaml::from_str(&selection).map_err(|error| error.to_string())?;
+    document.extend(keys);
+    serde_yaml::to_string(&document).map_err(|error| error.to_string())
+}
+
 /// The configuration of a router whose policy file this is. Dynamo keeps the parsed file with the
 /// configuration, so the file may go once this returns.
 fn config_of(yaml: &str) -> Result<KvRouterConfig, String> {
@@ -448,7 +465,7 @@ mod tests {
     use super::*;
 
     fn build(policy: &Policy) -> Result<Built, PolicyError> {
-        policy.build(&Catalog::default(), 1, Vec::new())
+        policy.build(&Catalog::default(), 1, Vec::new(), true)
     }
 
     #[test]

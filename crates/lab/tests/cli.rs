@@ -860,3 +860,232 @@ fn a_folder_of_traces_is_added_and_other_files_in_it_passed_over() {
         6
     );
 }
+
+const JOURNAL: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/journal/example.jsonl"
+);
+
+/// A copy of the example, changed.
+fn journal(folder: &Path, change: impl Fn(String) -> String) -> String {
+    let path = folder.join("changed.jsonl");
+    let text = std::fs::read_to_string(JOURNAL).unwrap();
+    std::fs::write(&path, change(text)).unwrap();
+    path.display().to_string()
+}
+
+fn measured(args: &[&str]) -> Value {
+    serde_json::from_str(&ok(&with(&["anarchy", "--json"], args))).unwrap()
+}
+
+fn assert_ratios(anarchy: &Value, expected: &[(&str, f64)]) {
+    for (name, value) in expected {
+        let found = anarchy[*name].as_f64().unwrap();
+        assert!((found - value).abs() < 1e-12, "{name}: {anarchy}");
+    }
+}
+
+#[test]
+fn the_documented_journal_has_the_figures_that_the_document_computes() {
+    let document = include_str!("../../../docs/journal.md");
+    assert!(document.contains(&std::fs::read_to_string(JOURNAL).unwrap()));
+    let pool = &measured(&[JOURNAL])["pools"][0];
+    let anarchy = &pool["anarchy"];
+    assert_ratios(
+        anarchy,
+        &[
+            ("policy_gap", 75.0 / 55.0),
+            ("temporal_gap", 90.0 / 75.0),
+            ("overload", 55.0 / 30.0),
+            ("slowdown", 3.0),
+            ("poa_hat", 90.0 / 55.0),
+        ],
+    );
+    assert_eq!((&anarchy["n"], &anarchy["windows"]), (&3.into(), &2.into()));
+    assert_eq!(anarchy["method"], "exact");
+    assert_eq!(
+        (&pool["records"], &pool["joined_share"]),
+        (&4.into(), &0.8.into())
+    );
+    assert_eq!(pool["left_out"]["no_latency"], 1);
+    let regimes = &pool["regimes"];
+    assert_ratios(&regimes["below"]["anarchy"], &[("policy_gap", 1.2)]);
+    assert_ratios(&regimes["saturated"]["anarchy"], &[("policy_gap", 1.5)]);
+    let over_time = pool["over_time"].as_array().unwrap();
+    assert_eq!(over_time.len(), 2);
+    assert_eq!(over_time[1]["regime"], "saturated");
+}
+
+#[test]
+fn end_to_end_the_expected_residence_is_on_both_sides() {
+    let pool = &measured(&[JOURNAL, "--actual", "e2e"])["pools"][0];
+    assert_ratios(
+        &pool["anarchy"],
+        &[
+            ("policy_gap", 375.0 / 355.0),
+            ("temporal_gap", 390.0 / 375.0),
+            ("overload", 355.0 / 330.0),
+        ],
+    );
+}
+
+#[test]
+fn windows_are_cut_as_asked() {
+    // One decision each: 10, 20 and 45 chosen, but waits are now those of each row, so 10, 15 and 30 best.
+    let pool = &measured(&[JOURNAL, "--window-count", "1"])["pools"][0];
+    assert_eq!(pool["anarchy"]["windows"], 3);
+    assert_ratios(&pool["anarchy"], &[("policy_gap", 75.0 / 55.0)]);
+    // All in one: 10 + 20 + 30 on worker 0, where 10 + 20 and 10 on worker 1 had been possible.
+    let pool = &measured(&[JOURNAL, "--window-ms", "2000"])["pools"][0];
+    assert_eq!(pool["anarchy"]["windows"], 1);
+    assert_ratios(&pool["anarchy"], &[("policy_gap", 60.0 / 40.0)]);
+}
+
+#[test]
+fn a_measurement_prints_a_table_and_writes_files_and_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let table = ok(&["anarchy", JOURNAL, "--out", out, "--report", out]);
+    for words in [
+        "m/aggregated: 4 decisions, 80.0 %",
+        "1.364",
+        "in regime saturated",
+        "not simulated",
+    ] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let json: Value = serde_json::from_str(&read("anarchy.json")).unwrap();
+    assert_eq!(json, measured(&[JOURNAL]));
+    // A head, the whole, two regimes and two stretches of time.
+    assert_eq!(read("anarchy.csv").lines().count(), 6);
+    let page = read("anarchy.html");
+    assert!(
+        page.contains("Measured, not simulated") && page.contains("1.364"),
+        "{page}"
+    );
+    for plot in ["anarchy-01-over-time.svg", "anarchy-01-by-regime.svg"] {
+        assert!(
+            page.contains(plot) && read(plot).starts_with("<svg"),
+            "{plot}"
+        );
+    }
+}
+
+#[test]
+fn journals_one_after_the_other_and_compressed_are_one_file() {
+    use std::io::Write as _;
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read(JOURNAL).unwrap();
+    let path = folder.path().join("twice.gz");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut gz = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    gz.write_all(&[text.clone(), text].concat()).unwrap();
+    gz.finish().unwrap();
+    let twice = measured(&[path.to_str().unwrap()]);
+    let pool = &twice["pools"][0];
+    assert_eq!(
+        (&twice["source"]["journals"], &pool["records"]),
+        (&2.into(), &8.into())
+    );
+    assert_eq!(pool["joined_share"], 0.8);
+    // The same windows again: the same ratios.
+    assert_ratios(&pool["anarchy"], &[("policy_gap", 75.0 / 55.0)]);
+    assert_eq!(pool["anarchy"]["windows"], 4);
+    // The second journal follows the first, which ended after 1200 ms.
+    let last = pool["over_time"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["to_ms"], 2_200.0);
+}
+
+#[test]
+fn a_line_at_fault_is_named_left_out_and_fails_the_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = journal(folder.path(), |text| {
+        text.replace("[[0,0,10]", "[[0,-5,10]")
+    });
+    let output = lab(&["anarchy", &path, "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("line 5: decision.rows[0][1]: -5 is outside of 0 to 3600000 ms"),
+        "{said}"
+    );
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&json["source"]["faults"], &json["pools"][0]["records"]),
+        (&1.into(), &3.into())
+    );
+}
+
+#[test]
+fn a_journal_that_a_crash_cut_off_is_measured_up_to_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = journal(folder.path(), |text| {
+        text.trim_end()[..text.len() - 30].to_owned()
+    });
+    let json = measured(&[&path]);
+    assert_eq!(
+        (&json["source"]["cut_off"], &json["pools"][0]["records"]),
+        (&1.into(), &4.into())
+    );
+    assert!(json["pools"][0].get("joined_share").is_none());
+}
+
+#[test]
+fn a_journal_that_cannot_be_measured_as_asked_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = journal(folder.path(), |text| text.replace("1.0", "2.0"));
+    let out = folder.path().join("out");
+    let out = out.to_str().unwrap();
+    for (args, words) in [
+        (
+            vec!["anarchy", "no-such-file"],
+            "no-such-file: No such file",
+        ),
+        (
+            vec!["anarchy", &other, "--out", out],
+            "version is 2.0; allowed: 1.0 to 1.x",
+        ),
+        (
+            vec![
+                "anarchy",
+                concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+                "--out",
+                out,
+            ],
+            "no journal",
+        ),
+        (
+            vec!["anarchy", JOURNAL, "--pool", "prefill"],
+            "allowed in this journal: m/aggregated",
+        ),
+        (vec!["anarchy", JOURNAL, "--window-count", "0"], "1..=10000"),
+        (vec!["anarchy", JOURNAL, "--window-ms", "0"], "1..=3600000"),
+    ] {
+        let said = refused(&args);
+        assert!(said.contains(words), "{args:?}: {said}");
+        assert_eq!(lab(&args).status.code(), Some(2), "{args:?}");
+    }
+    assert!(!Path::new(out).exists());
+}
+
+#[test]
+fn a_journal_without_a_latency_has_no_estimate_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = "{\"header\":{\"schema\":\"regime.journal\",\"version\":\"1.0\"}}\n";
+    let path = journal(folder.path(), |_| header.to_owned());
+    let output = lab(&["anarchy", &path]);
+    assert_eq!(output.status.code(), Some(1));
+    let path = journal(folder.path(), |text| {
+        text.replace("\"ttft\"", "\"later\"")
+            .replace("\"e2e\"", "\"more\"")
+    });
+    let output = lab(&["anarchy", &path, "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let pool = &json["pools"][0];
+    assert_eq!(
+        (&pool["unavailable"], pool.get("anarchy")),
+        (&"no_requests".into(), None)
+    );
+}

@@ -15,6 +15,7 @@ pub(crate) use paper::paper;
 
 use rand::Rng;
 use regime_core::{Blocks, Millis, Tokens, WorkerKey};
+use regime_kv::Fetch;
 
 /// What the request asks of every candidate alike.
 #[derive(Debug, Clone, Copy)]
@@ -46,10 +47,13 @@ pub(crate) struct Candidate {
     pub(crate) load_known: bool,
     /// Time until its prefill work should have ended, as far as it was placed here.
     pub(crate) remaining: Option<Millis>,
-    /// Cached prefix, weighted by tier.
+    /// Cached prefix that need not be computed: weighted by tier, or whole where time is the measure.
     pub(crate) credit: Blocks,
     /// Prefix in use there though no KV event has told of it; forecasts believe in the larger of the two.
     pub(crate) in_use: Blocks,
+    /// What it takes to bring the part of it that is not in device memory. Nothing where tiers are
+    /// weighted.
+    pub(crate) fetch: Fetch,
     /// Relative slowness s_j; 1 is the pool's typical worker.
     pub(crate) slowness: f64,
     /// Added because the worker keeps failing.
@@ -76,6 +80,16 @@ impl Candidate {
     fn uncached_tokens(&self, request: &RequestFacts) -> f64 {
         let credit = self.credit.max(self.in_use);
         regime_kv::uncached_tokens(request.prompt, request.block_size, credit)
+    }
+
+    /// Believe that the worker holds at least the first `blocks` in device memory, where a block saves
+    /// `block_value`.
+    pub(crate) fn believe(&mut self, blocks: Blocks, block_value: Millis) {
+        let price = self.fetch.time.ratio(block_value).unwrap_or(0.0);
+        if blocks.get() > self.credit.get() - price {
+            self.credit = blocks;
+            self.fetch = Fetch::default();
+        }
     }
 }
 
@@ -125,6 +139,7 @@ pub(crate) mod fixtures {
         pass: Millis::new(20.0),
         token: Millis::new(0.1),
         prefill: 2.0,
+        omega_scale: 1.0,
         seat: Millis::new(5.0),
         // Two blocks.
         seat_tokens: 32.0,
@@ -139,6 +154,7 @@ pub(crate) mod fixtures {
             remaining: None,
             credit: Blocks::ZERO,
             in_use: Blocks::ZERO,
+            fetch: Fetch::default(),
             slowness: 1.0,
             penalty: Millis::ZERO,
             taint: 1.0,
@@ -220,6 +236,24 @@ mod tests {
             for (a, b) in forward.iter().zip(&backward) {
                 assert_eq!((a.worker, a.load), (b.worker, b.load));
             }
+        }
+    }
+
+    #[test]
+    fn a_believed_prefix_replaces_a_credit_that_is_worth_less() {
+        // Ten blocks less 6 ms at 2 ms a block are worth seven.
+        let row = Candidate {
+            credit: Blocks::new(10.0),
+            fetch: Fetch {
+                time: Millis::new(6.0),
+                ..Fetch::default()
+            },
+            ..candidate(1)
+        };
+        for (blocks, credit, fetch) in [(6.9, 10.0, 6.0), (7.1, 7.1, 0.0), (12.0, 12.0, 0.0)] {
+            let mut row = row;
+            row.believe(Blocks::new(blocks), Millis::new(2.0));
+            assert_eq!((row.credit.get(), row.fetch.time.get()), (credit, fetch));
         }
     }
 

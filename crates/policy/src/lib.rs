@@ -51,7 +51,7 @@ pub use metrics::{MetricDoc, metrics_documentation};
 pub use observer::{Observed, Observer};
 pub use parameters::{
     Anarchy, Calibrated, CostModel, Failures, Paper, PaperRow, ParameterDoc, ParameterError,
-    Parameters, RegimeTiming, SessionAffinity, Signals, Window,
+    Parameters, RegimeTiming, Section, SessionAffinity, Signals, TierValue, Window,
 };
 pub use pool::{ExportCounts, JoinedChoice};
 pub use registration::{

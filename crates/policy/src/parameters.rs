@@ -14,8 +14,8 @@ use regime_core::{
     AccrualConfig, CalibrationConfig, CurveParameters, Cuts, FailureAccrual, LatencyCurve,
     LatencyWindow, PoolCalibration, Regime, RegimeConfig, RegimeMachine, WindowConfig,
 };
-use regime_kv::TierWeights;
-use serde::{Deserialize, Serialize};
+use regime_kv::{Ladder, LadderConfig, TierWeights};
+use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 pub use documentation::{ParameterDoc, documentation};
@@ -29,6 +29,33 @@ pub enum CostModel {
     Calibrated,
     /// The (τ, ω) table of the paper over Dynamo's own block cost.
     Paper,
+}
+
+/// How a block in a lower tier is valued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TierValue {
+    /// By the fixed weights of `tier_weights`.
+    #[default]
+    Weights,
+    /// By the time it saves, on the ladder of `tiers`.
+    Time,
+}
+
+/// A section that knows whether the file names it, so that one without effect can be refused.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[serde(transparent)]
+pub struct Section<T> {
+    value: T,
+    #[serde(skip)]
+    given: bool,
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Section<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = T::deserialize(deserializer)?;
+        Ok(Self { value, given: true })
+    }
 }
 
 /// What a session-affinity target means to the choice.
@@ -51,8 +78,12 @@ pub struct Parameters {
     /// Seed of the tie-breaking and sampling generator. Pools of one instance draw from streams that
     /// also depend on model and role.
     pub seed: u64,
+    /// How a block in a lower tier is valued.
+    pub tier_value: TierValue,
     /// Worth of a cached block by the tier that holds it, relative to one in device memory.
-    pub tier_weights: TierWeights,
+    pub tier_weights: Section<TierWeights>,
+    /// What it takes to bring a block from each tier.
+    pub tiers: Section<LadderConfig>,
     /// Meaning of a session-affinity target.
     pub session_affinity: SessionAffinity,
     /// Share of the prompt that an advisory target is believed to hold at least, 0 to 1.
@@ -91,7 +122,9 @@ impl Default for Parameters {
         Self {
             cost: CostModel::default(),
             seed: 0,
-            tier_weights: TierWeights::default(),
+            tier_value: TierValue::default(),
+            tier_weights: Section::default(),
+            tiers: Section::default(),
             session_affinity: SessionAffinity::default(),
             affinity_credit: 0.5,
             saturation_filter: false,
@@ -257,6 +290,8 @@ pub struct Calibrated {
     pub seat_price_per_waiting: f64,
     /// Credit a prefix that is in use on a worker though no KV event told of it yet.
     pub in_flight: bool,
+    /// Value ω of a cached token, times this. 1 is the calibrated value; others are for experiments.
+    pub omega_scale: f64,
     /// Share of a worker's counted prefill work that is believed to remain at least, however long it has
     /// been at it: the host counts a prompt in full until its prefill ends. 1 believes the count.
     pub least_remaining: f64,
@@ -271,6 +306,7 @@ impl Default for Calibrated {
             seat_tokens: 2_048.0,
             seat_price_per_waiting: 0.5,
             in_flight: true,
+            omega_scale: 1.0,
             least_remaining: 0.5,
         }
     }
@@ -390,7 +426,24 @@ pub(crate) struct Checked {
     pub(crate) curve: LatencyCurve,
     pub(crate) metering: Metering,
     pub(crate) horizon: Horizon,
+    pub(crate) tiers: Tiers,
     signals: Signals,
+}
+
+/// What values a block in a lower tier.
+#[derive(Debug)]
+pub(crate) enum Tiers {
+    Weights(TierWeights),
+    Time(Ladder),
+}
+
+impl Tiers {
+    pub(crate) const fn ladder(&self) -> Option<&Ladder> {
+        match self {
+            Self::Weights(_) => None,
+            Self::Time(ladder) => Some(ladder),
+        }
+    }
 }
 
 /// Which decisions are kept to be measured, and how long.
@@ -460,7 +513,7 @@ impl Parameters {
         self.check_calibrated()?;
         self.check_paper()?;
         self.check_anarchy()?;
-        nested("tier_weights", self.tier_weights.validate())?;
+        let tiers = self.check_tiers()?;
 
         let window = WindowConfig {
             span: millis(self.window.span_ms),
@@ -509,9 +562,33 @@ impl Parameters {
                 max_age: millis(self.anarchy.max_age_ms),
                 seed: self.seed,
             },
+            tiers,
             signals,
             raw: self,
         })
+    }
+
+    fn check_tiers(&self) -> Result<Tiers, ParameterError> {
+        match self.tier_value {
+            TierValue::Weights if self.tiers.given => {
+                Err(refuse("tiers", "given", "only with `tier_value: time`"))
+            }
+            TierValue::Weights => {
+                let weights = self.tier_weights.value;
+                nested("tier_weights", weights.validate())?;
+                Ok(Tiers::Weights(weights))
+            }
+            TierValue::Time if self.tier_weights.given => Err(refuse(
+                "tier_weights",
+                "given",
+                "only with `tier_value: weights`",
+            )),
+            // The paper's costs are blocks, and milliseconds cannot be added to them.
+            TierValue::Time if self.cost == CostModel::Paper => {
+                Err(refuse("tier_value", "time", "`weights` with `cost: paper`"))
+            }
+            TierValue::Time => Ok(Tiers::Time(nested("tiers", Ladder::new(self.tiers.value))?)),
+        }
     }
 
     fn check_calibrated(&self) -> Result<(), ParameterError> {
@@ -522,6 +599,7 @@ impl Parameters {
             seat_tokens,
             seat_price_per_waiting,
             in_flight: _,
+            omega_scale,
             least_remaining,
         } = self.calibrated;
         for (key, value) in [
@@ -531,6 +609,7 @@ impl Parameters {
         ] {
             in_range(key, value, 0.0, 1e3, "0 to 1000")?;
         }
+        in_range("calibrated.omega_scale", omega_scale, 0.0, 1e3, "0 to 1000")?;
         in_range("calibrated.seat_share", seat_share, 0.0, 1.0, "0 to 1")?;
         in_range(
             "calibrated.least_remaining",
@@ -737,12 +816,40 @@ mod tests {
             "{failures: {penalty_ms: .nan}}",
             "{calibrated: {seat_share: .nan}}",
             "{calibration: {prior_pass_ms: .nan}}",
+            "{calibrated: {omega_scale: .nan}}",
             "{tier_weights: {host: .nan}}",
+            "{tier_value: time, tiers: {host: {latency_ms: .nan, bandwidth_gb_s: 1}}}",
             "{paper: {below: {tau: .nan, omega: 1}}}",
             "{signals: {waiting: {transition_enter: .nan, transition_leave: 1, saturated_enter: 8, saturated_leave: 6}}}",
         ] {
             assert!(parse(yaml).check().is_err(), "{yaml}");
         }
+    }
+
+    #[test]
+    fn weights_and_time_values_at_once_are_refused_by_name() {
+        let refusal = |yaml| parse(yaml).check().unwrap_err().to_string();
+        assert_eq!(
+            refusal("{tier_value: time, tier_weights: {host: 0.5}}"),
+            "tier_weights is given; allowed: only with `tier_value: weights`"
+        );
+        assert_eq!(
+            refusal("{tiers: {disk: null}}"),
+            "tiers is given; allowed: only with `tier_value: time`"
+        );
+        assert_eq!(
+            refusal("{tier_value: time, cost: paper}"),
+            "tier_value is time; allowed: `weights` with `cost: paper`"
+        );
+    }
+
+    #[test]
+    fn a_ladder_in_the_wrong_order_is_refused_with_its_path() {
+        let yaml = "{tier_value: time, tiers: {disk: {latency_ms: 0.01, bandwidth_gb_s: 2}}}";
+        assert_eq!(
+            parse(yaml).check().unwrap_err().to_string(),
+            "tiers: disk.latency_ms is 0.01; allowed: at least 0.05, the latency of host"
+        );
     }
 
     #[test]

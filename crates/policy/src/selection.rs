@@ -19,15 +19,17 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use regime_core::{Blocks, Millis, Regime, Timestamp, Tokens, WorkerKey};
-use regime_kv::{CacheView, Overlap};
+use regime_kv::{CacheView, Fetch, Ladder, Overlap, TimedCredit, Transfers};
 
 use crate::choice::{Choice, Contender, Rule, choose};
 use crate::clock::Clock;
-use crate::cost::{Candidate, Cost, Load, RequestFacts, calibrated, impute_missing_loads, paper};
+use crate::cost::{
+    Candidate, Cost, Load, Prices, RequestFacts, calibrated, impute_missing_loads, paper,
+};
 use crate::guard::{Failure, guarded};
 use crate::in_flight::InFlight;
 use crate::journal::DecisionRow;
-use crate::parameters::{CostModel, SessionAffinity};
+use crate::parameters::{CostModel, SessionAffinity, Tiers};
 use crate::pool::{Pool, Snapshot};
 use crate::progress::Progress;
 use crate::{ScoreProbe, key_of};
@@ -87,6 +89,7 @@ pub(crate) struct Scratch {
     contenders: Vec<Contender>,
     in_flight: InFlight,
     progress: Progress,
+    transfers: Transfers,
     regime: Regime,
     tau: f64,
     /// Whether the tables belong to the selection in progress and may be journalled.
@@ -105,6 +108,7 @@ impl Scratch {
             contenders: Vec::new(),
             in_flight: InFlight::default(),
             progress: Progress::default(),
+            transfers: Transfers::default(),
             regime: Regime::Unknown,
             tau: 0.0,
             scored: false,
@@ -126,10 +130,14 @@ impl Scratch {
     }
 
     /// Remember what the selection in progress put where.
-    fn placed(&mut self, row: usize, request_blocks: f64, now: Timestamp) {
+    fn placed(&mut self, row: usize, request_blocks: f64, ladder: Option<&Ladder>, now: Timestamp) {
         let (Some(row), Some(cost)) = (self.candidates.get(row), self.costs.get(row)) else {
             return;
         };
+        if let Some(ladder) = ladder {
+            self.transfers.bound(self.candidates.len(), now);
+            self.transfers.placed(ladder, row.worker, &row.fetch, now);
+        }
         if !row.load_known {
             return;
         }
@@ -228,12 +236,18 @@ fn price(
     };
     scratch.candidates.clear();
     for row in candidates.iter() {
-        let candidate = candidate(pool, &snapshot, context, row, now)?;
+        let candidate = candidate(pool, &snapshot, context, row, &scratch.transfers, now)?;
         scratch.candidates.push(candidate);
     }
     if request.prefills {
         if parameters.raw.calibrated.in_flight {
-            credit_in_flight(scratch, context.request_blocks() as f64);
+            credit_in_flight(
+                scratch,
+                &snapshot.prices,
+                request.block_size,
+                context.request_blocks() as f64,
+                parameters.tiers.ladder().is_some(),
+            );
         }
         note_progress(scratch, now);
     }
@@ -281,6 +295,7 @@ fn candidate(
     snapshot: &Snapshot,
     context: &WorkerSelectionContext<'_>,
     row: WorkerCandidate<'_>,
+    transfers: &Transfers,
     now: Timestamp,
 ) -> Result<Candidate, Failure> {
     let worker = key_of(row.worker());
@@ -292,17 +307,14 @@ fn candidate(
     if let Some(known) = known {
         known.seen(now);
     }
-    let mut credit = credit(pool, context, row);
-    if parameters.session_affinity == SessionAffinity::Advisory
-        && context
-            .affinity_target()
-            .is_some_and(|target| targets(target, row.worker()))
-    {
-        let believed = context.request_blocks() as f64 * parameters.affinity_credit;
-        credit = credit.max(Blocks::new(believed));
-    }
+    let slowness = known.map_or(1.0, |worker| worker.slowness);
+    let token = snapshot.prices.omega_per_token() * slowness;
+    let TimedCredit {
+        blocks: credit,
+        fetch,
+    } = credit(pool, context, row, token, transfers, now);
     let held = known.is_some_and(|worker| worker.is_held(now));
-    Ok(Candidate {
+    let mut candidate = Candidate {
         worker,
         load: Load {
             prefill_tokens: load.active_prefill_tokens() as f64,
@@ -313,18 +325,39 @@ fn candidate(
         remaining: None,
         credit,
         in_use: Blocks::ZERO,
-        slowness: known.map_or(1.0, |worker| worker.slowness),
+        fetch,
+        slowness,
         penalty: Millis::new(if held {
             parameters.failures.penalty_ms
         } else {
             0.0
         }),
         taint: row.preferred_taint_multiplier().unwrap_or(1.0),
-    })
+    };
+    if parameters.session_affinity == SessionAffinity::Advisory
+        && context
+            .affinity_target()
+            .is_some_and(|target| targets(target, row.worker()))
+    {
+        let believed = context.request_blocks() as f64 * parameters.affinity_credit;
+        candidate.believe(
+            Blocks::new(believed),
+            token * f64::from(context.block_size()),
+        );
+    }
+    Ok(candidate)
 }
 
 /// A prefix that is in use on a worker is as good as cached there, whether its KV events came or not.
-fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
+/// Where lower tiers cost `time`, it also spares the fetch.
+fn credit_in_flight(
+    scratch: &mut Scratch,
+    prices: &Prices,
+    block_size: u32,
+    request_blocks: f64,
+    timed: bool,
+) {
+    let block_value = prices.omega_per_token() * f64::from(block_size);
     let seen = &mut scratch.in_flight;
     for row in scratch.candidates.iter_mut().filter(|row| row.load_known) {
         let Load {
@@ -334,6 +367,9 @@ fn credit_in_flight(scratch: &mut Scratch, request_blocks: f64) {
         } = row.load;
         let shared = seen.shared(row.worker, active_requests, decode_blocks, request_blocks);
         row.in_use = shared;
+        if timed {
+            row.believe(shared, block_value * row.slowness);
+        }
     }
 }
 
@@ -345,10 +381,18 @@ fn note_progress(scratch: &mut Scratch, now: Timestamp) {
     }
 }
 
-/// Cached prefix of the prompt on this worker, weighted by tier; none where no cache was asked for.
-fn credit(pool: &Pool, context: &WorkerSelectionContext<'_>, row: WorkerCandidate<'_>) -> Blocks {
+/// Cached prefix of the prompt on this worker, where a token not recomputed saves `token`; none where no
+/// cache was asked for.
+fn credit(
+    pool: &Pool,
+    context: &WorkerSelectionContext<'_>,
+    row: WorkerCandidate<'_>,
+    token: Millis,
+    transfers: &Transfers,
+    now: Timestamp,
+) -> TimedCredit {
     let Some(cache) = row.cache() else {
-        return Blocks::ZERO;
+        return TimedCredit::default();
     };
     let overlap = Overlap {
         device: Blocks::new(cache.device_overlap_blocks()),
@@ -362,11 +406,20 @@ fn credit(pool: &Pool, context: &WorkerSelectionContext<'_>, row: WorkerCandidat
         .into_iter()
         .flat_map(|hits| hits.ranges.iter())
         .map(|range| u64::from(range.start)..u64::from(range.end));
-    pool.parameters
-        .raw
-        .tier_weights
-        .credit(context.request_blocks(), view, shared)
-        .weighted
+    let blocks = context.request_blocks();
+    match &pool.parameters.tiers {
+        Tiers::Weights(weights) => TimedCredit {
+            blocks: weights.credit(blocks, view, shared).weighted,
+            fetch: Fetch::default(),
+        },
+        Tiers::Time(ladder) => ladder.credit(
+            Tokens(context.prompt_tokens() as u64),
+            context.block_size(),
+            &view.prefix(blocks, shared),
+            token,
+            transfers.queued(key_of(row.worker()), now),
+        ),
+    }
 }
 
 fn targets(target: WorkerAffinityTarget, worker: WorkerWithDpRank) -> bool {
@@ -407,7 +460,9 @@ impl WorkerPicker for Picker {
         let picked = guarded(|| {
             let choice = self.choose(context, input, scratch, now)?;
             self.record(context, scratch, choice, now);
-            scratch.placed(choice.row, context.request_blocks() as f64, now);
+            let blocks = context.request_blocks() as f64;
+            let ladder = self.pool.parameters.tiers.ladder();
+            scratch.placed(choice.row, blocks, ladder, now);
             Ok(choice.row)
         });
         Ok(picked.unwrap_or_else(|failure| {

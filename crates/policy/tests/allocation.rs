@@ -12,13 +12,17 @@ use support::{Host, request, row};
 #[test]
 fn a_warm_selection_allocates_nothing() {
     // Ticks fold windows and may allocate; put the next one out of reach.
-    for parameters in ["{tick_ms: 3600000}", "{cost: paper, tick_ms: 3600000}"] {
+    for parameters in [
+        "{tick_ms: 3600000}",
+        "{cost: paper, tick_ms: 3600000}",
+        "{tier_value: time, tick_ms: 3600000}",
+    ] {
         let host = Host::new(parameters);
         let rows: Vec<_> = (0..64)
             .map(|id| {
                 row(id)
                     .load(id as usize, 100 * id as usize, 10)
-                    .device(id as usize)
+                    .tiers(id as usize, 20, 10)
             })
             .collect();
         let prepared = host.prepare(request(100), &rows);

@@ -8,6 +8,7 @@ mod check;
 mod disaggregated;
 mod disconnect;
 mod fault;
+mod journal;
 mod late_binding;
 mod lifecycle;
 mod slow_worker;

@@ -7,6 +7,7 @@
 //! host logs a line for every request.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
@@ -27,11 +28,11 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Start it on a free port. It serves some 0.5 s later.
+    /// Start it on a free port, with its decisions in `journal`. It serves some 0.5 s later.
     ///
     /// # Errors
     /// When there is no port, no temporary file, or no way to start this program.
-    pub fn start() -> Result<Self> {
+    pub fn start(journal: Option<&Path>) -> Result<Self> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
             .local_addr()?
             .port();
@@ -42,6 +43,11 @@ impl Fleet {
             .args(["--mock-workers", &plan::WORKERS.to_string()])
             .args(["--mock-seats", &plan::SEATS_PER_WORKER.to_string()])
             .args(plan::TIMING)
+            .args(
+                journal
+                    .into_iter()
+                    .flat_map(|path| [Path::new("--journal"), path]),
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.reopen()?)

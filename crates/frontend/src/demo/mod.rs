@@ -21,6 +21,7 @@ mod plan;
 mod screen;
 mod summary;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -51,6 +52,10 @@ pub struct DemoArgs {
     /// Length of one step of the staircase, seconds; there are 15.
     #[arg(long, value_name = "SECONDS", default_value_t = 4.0, value_parser = step_seconds)]
     step_seconds: f64,
+
+    /// Write the decisions into FILE, for regime-lab anarchy.
+    #[arg(long, value_name = "FILE", conflicts_with = "url")]
+    journal: Option<PathBuf>,
 }
 
 fn step_seconds(text: &str) -> Result<f64, String> {
@@ -82,7 +87,7 @@ async fn run(args: &DemoArgs) -> Result<ExitCode> {
                 plan::WORKERS,
                 plan::SEATS_PER_WORKER
             );
-            let fleet = Fleet::start()?;
+            let fleet = Fleet::start(args.journal.as_deref())?;
             (fleet.url.clone(), Some(fleet))
         }
     };

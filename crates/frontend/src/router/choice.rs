@@ -41,7 +41,7 @@ pub struct PolicyArgs {
     pub router_mode: Option<Mode>,
 
     /// Keep requests here while every worker has over 8192 prefill tokens queued, and place them when one has room;
-    /// adds two queue classes to the policy file [default: false].
+    /// adds two queue classes to the policy file [default: true with --router regime-aware and no other queue].
     #[arg(long, env = "REGIME_LATE_BINDING", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub late_binding: Option<bool>,
 }
@@ -232,16 +232,23 @@ impl PolicyArgs {
         Ok(choice)
     }
 
-    /// The queue that [`Self::late_binding`] asks for, if it does.
+    /// The queue that [`Self::late_binding`] asks for, or that comes with a generated `regime-aware`.
     ///
     /// # Errors
     /// Names the other setting that asks for a queue: Dynamo would let the classes win without a word.
     pub(super) fn late_binding(
         &self,
+        choice: &Choice,
         tuning: &TuningArgs,
         sources: &Sources,
     ) -> anyhow::Result<Option<LateBinding>> {
-        if self.late_binding != Some(true) {
+        let Some(asked) = self.late_binding else {
+            let own = *choice == Choice::Named(Router::RegimeAware)
+                && tuning.router_queue_threshold.is_none()
+                && tuning.router_queue_policy.is_none();
+            return Ok(own.then(LateBinding::default));
+        };
+        if !asked {
             return Ok(None);
         }
         for (id, value) in [

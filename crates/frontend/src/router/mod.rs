@@ -57,7 +57,7 @@ impl Resolved {
         sources: &Sources,
     ) -> anyhow::Result<Self> {
         let choice = policy.choose(sources)?;
-        let late_binding = policy.late_binding(tuning, sources)?;
+        let late_binding = policy.late_binding(&choice, tuning, sources)?;
         let mut kv = KvRouterConfig {
             router_prefill_policy: policy.router_prefill_policy.clone(),
             router_decode_policy: policy.router_decode_policy.clone(),
@@ -159,13 +159,13 @@ mod tests {
 
     fn resolved(
         file: Option<&str>,
-        late_binding: bool,
+        late_binding: impl Into<Option<bool>>,
         tuning: &TuningArgs,
     ) -> Result<Resolved, String> {
         let file = file.map(|text| policy_file::private(text).unwrap());
         let policy = PolicyArgs {
             router_policy_config: file.as_ref().map(|path| path.to_path_buf()),
-            late_binding: Some(late_binding),
+            late_binding: late_binding.into(),
             ..Default::default()
         };
         Resolved::new(&policy, tuning, &Sources::default()).map_err(|error| error.to_string())
@@ -177,21 +177,32 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_waits_in_the_router_by_default() {
-        let resolved = resolved(None, false, &TuningArgs::default()).unwrap();
-        assert!(resolved.queue.is_empty());
+    fn the_generated_file_has_the_classes_of_late_binding_unless_they_are_refused() {
+        let resolved = |late_binding| resolved(None, late_binding, &TuningArgs::default()).unwrap();
+        for late_binding in [None, Some(true)] {
+            let resolved = resolved(late_binding);
+            assert_eq!(resolved.queue, SHORT_AND_LONG);
+            let selection = resolved.kv().worker_selection_config().unwrap().unwrap();
+            assert_eq!(selection.instance_names(), ["regime-aware"]);
+        }
+        let refused = resolved(Some(false));
+        assert!(refused.queue.is_empty());
         assert_eq!(
-            resolved.kv().policy_profile(None).unwrap().classes().len(),
+            refused.kv().policy_profile(None).unwrap().classes().len(),
             1
         );
     }
 
     #[test]
-    fn late_binding_adds_its_classes_to_the_generated_file() {
-        let resolved = resolved(None, true, &TuningArgs::default()).unwrap();
-        assert_eq!(resolved.queue, SHORT_AND_LONG);
-        let selection = resolved.kv().worker_selection_config().unwrap().unwrap();
-        assert_eq!(selection.instance_names(), ["regime-aware"]);
+    fn nothing_waits_in_the_router_for_a_file_or_another_router_that_asks_for_no_queue() {
+        let file = resolved(Some("router: {}"), None, &TuningArgs::default()).unwrap();
+        assert!(file.queue.is_empty());
+        let policy = PolicyArgs {
+            router: Some(Router::Default),
+            ..Default::default()
+        };
+        let other = Resolved::new(&policy, &TuningArgs::default(), &Sources::default()).unwrap();
+        assert!(other.queue.is_empty());
     }
 
     #[test]
@@ -262,7 +273,7 @@ policy_classes: [{ name: all-of-them, policy_family: all, cache_bucket: any, qua
             ..Default::default()
         };
         assert_eq!(
-            resolved(None, false, &tuning).unwrap().queue,
+            resolved(None, None, &tuning).unwrap().queue,
             [
                 "class default waits while every worker has more than 0.5 of its batch in prefill tokens queued, wspt (--router-queue-threshold)"
             ]

@@ -33,6 +33,15 @@ pub struct ServeArgs {
     /// Dynamo's router settings.
     #[command(flatten)]
     pub tuning: TuningArgs,
+    /// Write every decision of regime-aware in aggregated pools, with what came of it, behind what FILE holds;
+    /// regime-lab anarchy FILE measures it.
+    #[arg(
+        long,
+        env = "REGIME_JOURNAL",
+        value_name = "FILE",
+        help_heading = "Routing policy"
+    )]
+    pub journal: Option<PathBuf>,
     /// Mock workers in this process.
     #[command(flatten)]
     pub fleet: FleetArgs,

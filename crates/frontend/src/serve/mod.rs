@@ -26,9 +26,10 @@ use crate::cli::Sources;
 use crate::discovery::Discovery;
 use crate::environment::Changes;
 use crate::link::{Extensions, link};
+use crate::measuring::{CHOICES_KEPT, Journal, Measuring};
 use crate::mock::{Fleet, Topology};
 use crate::router::Resolved;
-use crate::{environment, lifecycle, metrics, routes, startup, ttft_feed};
+use crate::{environment, lifecycle, metrics, output, routes, startup, ttft_feed};
 
 /// Serve until a signal.
 ///
@@ -37,12 +38,15 @@ use crate::{environment, lifecycle, metrics, routes, startup, ttft_feed};
 pub fn main(
     args: ServeArgs,
     sources: &Sources,
-    extensions: Extensions,
+    mut extensions: Extensions,
 ) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     // Contradictions are worth a line before the process starts over with a settled environment.
     args.policy.choose(sources)?;
     environment::settle(environment_changes(&args, sources))?;
+    if args.journal.is_some() {
+        extensions.policy_options.export_choices = Some(CHOICES_KEPT);
+    }
     let linked = link(extensions)?;
     let topology = args.fleet.topology()?;
     args.engine.timing()?;
@@ -66,6 +70,17 @@ pub fn main(
     );
     let address = args.http.address(topology.is_some())?;
     args.http.check_tls()?;
+    let journal = args.journal.as_ref().map(|path| {
+        let uptime = Duration::from_millis(linked.handle.report().uptime_ms);
+        let policies = roles
+            .lines()
+            .iter()
+            .map(|line| output::squeeze(line))
+            .collect();
+        let journal = Journal::open(path, policies, uptime);
+        journal.with_context(|| sources.name("journal"))
+    });
+    let journal = journal.transpose()?;
     let plan = Plan {
         started,
         args,
@@ -76,7 +91,7 @@ pub fn main(
         address,
     };
     lifecycle::run(move |runtime| async move {
-        let ended = plan.run(runtime, linked.handle, plugins).await;
+        let ended = plan.run(runtime, linked.handle, plugins, journal).await;
         if let Some(folder) = &own_folder {
             emptied(folder.path()).await;
         }
@@ -113,6 +128,7 @@ impl Plan {
         runtime: Runtime,
         handle: regime_policy::Handle,
         plugins: dynamo_kv_router::plugins::RouterPlugins,
+        journal: Option<Journal>,
     ) -> anyhow::Result<()> {
         let args = &self.args;
         let config = self.discovery.config()?;
@@ -152,6 +168,7 @@ impl Plan {
             }
         };
 
+        let measuring = Measuring::start(handle.clone(), journal).context("starting to measure")?;
         let background = [
             tokio::spawn(startup::announce(
                 self.started,
@@ -179,6 +196,7 @@ impl Plan {
         for task in background {
             task.abort();
         }
+        measuring.finish().await;
         // Workers go last: requests that the frontend drains still run on them.
         if let Some(fleet) = fleet {
             fleet.stop().await?;
@@ -238,6 +256,9 @@ impl Plan {
         }
         for line in &self.routing.queue {
             startup::line("queue", line);
+        }
+        if let Some(path) = &self.args.journal {
+            startup::line("journal", &path.display().to_string());
         }
     }
 

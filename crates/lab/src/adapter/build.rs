@@ -92,7 +92,12 @@ pub(crate) fn simulate(
     if settings.listing == Listing::Reverse {
         names.reverse();
     }
-    let mut built = policy.build(catalog, settings.seed, names.clone())?;
+    let mut built = policy.build(
+        catalog,
+        settings.seed,
+        names.clone(),
+        settings.queue_threshold.is_none(),
+    )?;
     let shadow = shadow::handle(&built.clock);
     let told = RegimeLifecycle::new(&shadow, &names);
     built.lifecycles.push(Box::new(told));

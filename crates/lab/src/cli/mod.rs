@@ -5,7 +5,7 @@
 //! Results go to stdout, progress and failures to stderr. What cannot be run as asked, such as a wrong
 //! option, name, value or trace, is said before anything runs or is written, with what is allowed, and
 //! gives exit code 2. A run that fails, a plan in which nothing is completed, results that cannot be
-//! written and a trace that `trace check` finds faults in give 1. Files appear whole or not at all.
+//! written and a trace or journal that has faults give 1. Files appear whole or not at all.
 //!
 //! A crate with its own policies gets the same program from [`main_with`]:
 //!
@@ -16,6 +16,7 @@
 //! }
 //! ```
 
+mod anarchy;
 mod args;
 mod compare;
 mod list;
@@ -38,7 +39,8 @@ use args::OutputArgs;
 /// Exit code of a command that cannot be run as asked.
 const WRONG_USAGE: u8 = 2;
 
-/// Any Dynamo router policy in NVIDIA's own simulator. Every number is simulated.
+/// Any Dynamo router policy in NVIDIA's own simulator. Every number is simulated, but for those that
+/// `anarchy` takes from a live fleet.
 #[derive(Debug, Parser)]
 #[command(name = "regime-lab", version, max_term_width = 100)]
 struct Cli {
@@ -61,6 +63,8 @@ enum Command {
     Paper(paper::Args),
     /// Try a grid of policy parameters
     Sweep(sweep::Args),
+    /// Measure the Price of Anarchy of a live fleet from its journal; nothing here is simulated
+    Anarchy(anarchy::Args),
     /// List policies
     Policies,
     /// List workloads
@@ -82,6 +86,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
         Command::Suite(args) => suite::main(&args, &output, catalog),
         Command::Paper(args) => paper::main(&args, &output, catalog),
         Command::Sweep(args) => sweep::main(&args, &output, catalog),
+        Command::Anarchy(args) => anarchy::main(&args, &output),
         Command::Policies => list::policies(&output, catalog),
         Command::Workloads => list::workloads(&output),
         Command::Engines => list::engines(&output),

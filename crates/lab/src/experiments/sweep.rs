@@ -163,7 +163,9 @@ fn parameters(policy: &str, point: &[(&str, &Value)]) -> Map<String, Value> {
     let ours = policy == POLICY_TYPE;
     let mut all = match serde_json::to_value(Parameters::default()) {
         Ok(Value::Object(mut defaults)) if ours => {
-            defaults.retain(|name, value| name != "seed" && !value.is_null());
+            // One of the tier sections is without effect, and refused if it is given.
+            let left_out = ["seed", "tier_weights", "tiers"];
+            defaults.retain(|name, value| !left_out.contains(&name.as_str()) && !value.is_null());
             defaults
         }
         _ => Map::new(),
@@ -317,6 +319,29 @@ mod tests {
         }
         assert_eq!(set["paper"]["saturated"]["tau"], 0.8);
         assert!(!set.contains_key("seed"));
+    }
+
+    #[test]
+    fn tiers_can_be_swept_by_weight_or_by_time() {
+        for given in [
+            ["tier_value=weights", "tier_weights.host=0,0.75"],
+            ["tier_value=time", "tiers.host.bandwidth_gb_s=20,63"],
+            ["tier_value=time,weights", "calibrated.omega_scale=0.1,4"],
+        ] {
+            let policies = grid("regime-aware", &axes(&given), &Catalog::default());
+            assert!(policies.is_ok(), "{policies:?}");
+        }
+        let error = grid(
+            "regime-aware",
+            &axes(&["tier_value=time", "tier_weights.host=0.5"]),
+            &Catalog::default(),
+        );
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("tier_weights is given")
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! peaks. Colours are those of Okabe and Ito, which colour-blind readers can tell apart; with more than
 //! seven policies the others are grey.
 
+mod anarchy;
 mod curves;
 mod detail;
 mod group;
@@ -23,12 +24,15 @@ mod theory;
 
 use std::path::Path;
 
+use paint::Plot;
+
 pub use detail::{
     CACHE_WINDOWS, CacheWindow, FirstTokenPoint, MAX_POINTS, PoolDetail, QUANTILES, RunDetail,
     WorkerDetail,
 };
 
 use crate::files::write_whole;
+use crate::measurement::Measurement;
 use crate::results::Results;
 
 /// Name of the page.
@@ -57,8 +61,8 @@ pub enum ReportError {
 
 /// Plots of several groups each.
 struct OverLoad {
-    ttft: Vec<paint::Plot>,
-    anarchy: Vec<paint::Plot>,
+    ttft: Vec<Plot>,
+    anarchy: Vec<Plot>,
 }
 
 /// Write [`PAGE`] and its plots into `dir`, which is made if need be. Runs without a detail are in the tables
@@ -78,29 +82,44 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
         ttft: curves::draw(&families)?,
         anarchy: over_load::draw(&families)?,
     };
+    let page = page::page(results, &groups, &drawn, &over_load);
+    let over_load = over_load.ttft.into_iter().chain(over_load.anarchy);
+    let drawn: Vec<Plot> = drawn.into_iter().flatten().chain(over_load).collect();
+    publish(dir, PAGE, page, &drawn, plots::is_ours)
+}
+
+/// Write `anarchy.html` and its plots into `dir`, as [`write`] does.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_anarchy(dir: &Path, measurement: &Measurement) -> Result<(), ReportError> {
+    let (page, drawn) = anarchy::page(measurement)?;
+    publish(dir, anarchy::PAGE, page, &drawn, anarchy::is_ours)
+}
+
+fn publish(
+    dir: &Path,
+    name: &str,
+    page: String,
+    drawn: &[Plot],
+    is_ours: fn(&str) -> bool,
+) -> Result<(), ReportError> {
     let io = |path: &Path, source| ReportError::Io {
         path: path.display().to_string(),
         source,
     };
     std::fs::create_dir_all(dir).map_err(|source| io(dir, source))?;
-    let page = page::page(results, &groups, &drawn, &over_load);
-    let plots: Vec<_> = drawn
-        .iter()
-        .flatten()
-        .chain(&over_load.ttft)
-        .chain(&over_load.anarchy)
-        .collect();
-    let files = plots
+    let plots = drawn
         .iter()
         .map(|plot| (plot.file.as_str(), plot.file_text()));
-    for (name, text) in files.chain([(PAGE, page)]) {
+    for (name, text) in plots.chain([(name, page)]) {
         write_whole(dir, name, &text).map_err(|source| io(&dir.join(name), source))?;
     }
-    let of_this_page = |name: &str| plots.iter().any(|plot| plot.file == name);
+    let of_this_page = |name: &str| drawn.iter().any(|plot| plot.file == name);
     for entry in std::fs::read_dir(dir).map_err(|source| io(dir, source))? {
         let path = entry.map_err(|source| io(dir, source))?.path();
         let name = path.file_name().and_then(|name| name.to_str());
-        if name.is_some_and(|name| plots::is_ours(name) && !of_this_page(name)) {
+        if name.is_some_and(|name| is_ours(name) && !of_this_page(name)) {
             std::fs::remove_file(&path).map_err(|source| io(&path, source))?;
         }
     }

@@ -120,9 +120,12 @@ impl<'a> Family<'a> {
             "{number:02}-{}-{OVER_LOAD}.svg",
             slug_of(&format!("{}-{}", first.workload, first.topology))
         );
+        let condition = first.condition.map(|it| format!("{it} · "));
         let title = format!(
-            "Price of Anarchy over load (simulated) — {} · topology {}",
-            first.workload, first.topology
+            "Price of Anarchy over load (simulated) — {}{} · topology {}",
+            condition.unwrap_or_default(),
+            first.workload,
+            first.topology
         );
         let note = "Medians over seeds, by time to first token; 1 is the best that a policy gap or overload can be.";
         let keys = keys(lines[0].iter().map(|line| line.row));

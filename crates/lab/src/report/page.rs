@@ -158,15 +158,8 @@ pub(super) fn page(
     drawn: &[Vec<Plot>],
     over_load: &OverLoad,
 ) -> String {
-    let mut html = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(
-        html,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
-         <title>regime-lab report</title>\n<style>{CSS}{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <h1>regime-lab report</h1>\n\
-         <p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n"
+    let mut html = String::from(
+        "<p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n",
     );
     provenance(&mut html, results);
     if groups.is_empty() {
@@ -193,8 +186,17 @@ pub(super) fn page(
             groups.len()
         );
     }
-    html.push_str("</main>\n</body>\n</html>\n");
-    html
+    document("regime-lab report", &html)
+}
+
+/// A page around its body.
+pub(super) fn document(title: &str, body: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <title>{title}</title>\n<style>{CSS}{STYLE}</style>\n</head>\n<body>\n<main>\n\
+         <h1>{title}</h1>\n{body}</main>\n</body>\n</html>\n"
+    )
 }
 
 fn provenance(html: &mut String, results: &Results) {
@@ -345,7 +347,7 @@ fn section(html: &mut String, results: &Results, group: &Group<'_>, number: usiz
 }
 
 /// Plots beside each other; `id` tells them from others on the page.
-fn figures(html: &mut String, id: &str, plots: &[Plot]) {
+pub(super) fn figures(html: &mut String, id: &str, plots: &[Plot]) {
     html.push_str("<div class=\"plots\">\n");
     for (index, plot) in plots.iter().enumerate() {
         let _ = writeln!(

@@ -256,6 +256,16 @@ impl Axis {
         }
     }
 
+    /// From one value to another.
+    pub(super) fn between(from: f64, to: f64, unit: Unit) -> Self {
+        let end = if to > from { to } else { from + 1.0 };
+        Self {
+            range: from..end,
+            log: false,
+            unit,
+        }
+    }
+
     /// Around every value, with 0 unless all are far from it.
     pub(super) fn around(values: impl Iterator<Item = f64> + Clone, unit: Unit) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min);

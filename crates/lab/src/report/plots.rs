@@ -10,6 +10,7 @@
 //! - *Cache hits over time*: share of prompt tokens that came from an engine's cache.
 //! - *Throughput against TTFT P99*: the front of what no other policy beats in both is joined.
 
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use regime_core::Regime;
@@ -143,11 +144,7 @@ impl Sheet<'_> {
                 let mut seen = shaded.iter().flat_map(|pool| &pool.regimes);
                 seen.any(|since| since.regime == *regime)
             })
-            .map(|regime| Key {
-                name: format!("regime {regime}"),
-                colour: shade(regime),
-                patch: true,
-            })
+            .map(regime_key)
             .collect();
         let pool = match shaded.first() {
             Some(pool) => format!(
@@ -302,32 +299,8 @@ impl Sheet<'_> {
             &[],
             height,
             |area| {
-                let mut chart = ChartBuilder::on(area)
-                    .margin_top(8)
-                    .margin_right(RIGHT)
-                    .set_label_area_size(LabelAreaPosition::Left, left)
-                    .set_label_area_size(LabelAreaPosition::Bottom, BOTTOM)
-                    .build_cartesian_2d(x.clone(), 0.0..shown as f64)
-                    .map_err(words)?;
-                chart
-                    .configure_mesh()
-                    .disable_y_mesh()
-                    .disable_y_axis()
-                    .max_light_lines(0)
-                    .bold_line_style(GRID)
-                    .axis_style(INK)
-                    .x_labels(10)
-                    .x_label_formatter(&|value| x.label(*value))
-                    .x_desc("work of a worker relative to an even share")
-                    .label_style(("sans-serif", 14).into_font().color(&INK))
-                    .draw()
-                    .map_err(words)?;
-                chart
-                    .draw_series([PathElement::new(
-                        [(1.0, 0.0), (1.0, shown as f64)],
-                        INK.mix(0.6),
-                    )])
-                    .map_err(words)?;
+                let x = (&x, "work of a worker relative to an even share");
+                let mut chart = row_chart(area, x, shown, left)?;
                 for (at, ((row, _, loads), name)) in rows.iter().zip(&names).enumerate() {
                     let y = shown as f64 - at as f64 - 0.5;
                     let top = 8 + (ROW * at as u32) as i32 + 5;
@@ -511,6 +484,38 @@ impl Frame<'_> {
     }
 }
 
+/// So many rows, with a line at 1 of the horizontal axis; their names go into the `left` px.
+pub(super) fn row_chart<'a, 'b>(
+    area: &'a Area<'b>,
+    (x, name): (&Axis, &str),
+    rows: usize,
+    left: u32,
+) -> Drawing<ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, RangedCoordf64>>> {
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(8)
+        .margin_right(RIGHT)
+        .set_label_area_size(LabelAreaPosition::Left, left)
+        .set_label_area_size(LabelAreaPosition::Bottom, BOTTOM)
+        .build_cartesian_2d(x.clone(), 0.0..rows as f64)
+        .map_err(words)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .max_light_lines(0)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .x_labels(10)
+        .x_label_formatter(&|value| x.label(*value))
+        .x_desc(name)
+        .label_style(("sans-serif", 14).into_font().color(&INK))
+        .draw()
+        .map_err(words)?;
+    let line = PathElement::new([(1.0, 0.0), (1.0, rows as f64)], INK.mix(0.6));
+    chart.draw_series([line]).map_err(words)?;
+    Ok(chart)
+}
+
 /// A name beside a point, unless it would cover another.
 fn label(
     area: &Area<'_>,
@@ -541,7 +546,15 @@ fn shading(detail: &RunDetail) -> Option<&PoolDetail> {
     detail.pools.iter().find(|pool| !pool.regimes.is_empty())
 }
 
-fn shade(regime: Regime) -> RGBAColor {
+pub(super) fn regime_key(regime: Regime) -> Key {
+    Key {
+        name: format!("regime {regime}"),
+        colour: shade(regime),
+        patch: true,
+    }
+}
+
+pub(super) fn shade(regime: Regime) -> RGBAColor {
     match regime {
         Regime::Unknown => GREY.mix(0.15),
         Regime::Below => RGBColor(0x56, 0xb4, 0xe9).mix(0.18),

@@ -5,11 +5,11 @@
 //! For request i with u uncached tokens on worker j:
 //!
 //! ```text
-//! own  = s·(a + b·u)                 its own prefill
+//! own  = s·(a + b·u) + l             its own prefill, and l ms to bring cached blocks from lower tiers
 //! wait = s·(b·P + a/2 where P > 0)   P prefill tokens queued there; half a pass is left on average. Less
 //!                                    where the work is known to be under way, down to half
 //! N    = max(n, d/c)                 seats in use: n active requests, or d KV blocks at c a seat
-//! cost = wait + own + π·(own − s·a) + κ·N
+//! cost = wait + own + π·s·b·u + κ·N
 //! ```
 //!
 //! so an overlapped token is worth ω = s·b·(1 + π) ms. Two prices connect the request to the others:
@@ -42,6 +42,8 @@ pub(crate) struct Prices {
     pub(crate) token: Millis,
     /// Price π of one ms of prefill work, without unit.
     pub(crate) prefill: f64,
+    /// Factor on the value of a cached token; 1 but in experiments.
+    pub(crate) omega_scale: f64,
     /// Price κ of one seat in use.
     pub(crate) seat: Millis,
     /// KV tokens that take up one seat.
@@ -60,6 +62,7 @@ impl Prices {
             pass: Millis::new(estimate.pass_ms),
             token: Millis::new(estimate.token_ms),
             prefill: prefill.min(constants.price_cap),
+            omega_scale: constants.omega_scale,
             seat: Millis::new(estimate.residence_ms)
                 * constants.seat_share
                 * (1.0 + seat.min(constants.price_cap)),
@@ -70,7 +73,7 @@ impl Prices {
 
     /// Value ω of one cached token on a worker of slowness 1.
     pub(crate) fn omega_per_token(&self) -> Millis {
-        self.token * (1.0 + self.prefill)
+        self.token * (1.0 + self.prefill) * self.omega_scale
     }
 }
 
@@ -87,11 +90,24 @@ pub(crate) fn calibrated(
         let memory = row.load.decode_blocks * seats_per_block;
         let occupancy = prices.seat * row.load.active_requests.max(memory);
         let mut cost = forecast(request, prices, row);
-        let work = prices.token * cost.uncached_tokens * row.slowness;
-        let prefill = cost.predicted + work * prices.prefill;
+        let prefill = if request.prefills {
+            cost.predicted + priced(request, prices, row, cost.uncached_tokens)
+        } else {
+            Millis::ZERO
+        };
         cost.total = ((prefill + occupancy) * row.taint + row.penalty).get();
         cost
     }));
+}
+
+/// What the work of the request costs besides its own time.
+fn priced(request: &RequestFacts, prices: &Prices, row: &Candidate, uncached: f64) -> Millis {
+    // At another scale k, a cached token saves k times as much, and the cost must not fall below zero for
+    // it: prompt·max(k, 1) − k·cached tokens are priced in place of prompt − cached.
+    let scale = prices.omega_scale;
+    let rescaled = request.prompt.as_f64() * (1.0 - scale).max(0.0) + uncached * (scale - 1.0);
+    let token = prices.token * row.slowness;
+    token * uncached * prices.prefill + token * (1.0 + prices.prefill) * rescaled
 }
 
 /// What the request is predicted to take, without any price. Zero where nothing is prefilled.
@@ -100,7 +116,8 @@ pub(super) fn forecast(request: &RequestFacts, prices: &Prices, row: &Candidate)
         return Cost::default();
     }
     let uncached_tokens = row.uncached_tokens(request);
-    let alone = prices.pass * row.slowness + prices.token * uncached_tokens * row.slowness;
+    let alone =
+        prices.pass * row.slowness + prices.token * uncached_tokens * row.slowness + row.fetch.time;
     let residual = if row.load.prefill_tokens > 0.0 {
         prices.pass * 0.5
     } else {
@@ -124,6 +141,7 @@ mod tests {
     use crate::cost::fixtures::{PRICES, cached, candidate, loaded, prompt_of};
     use proptest::prelude::*;
     use regime_core::Blocks;
+    use regime_kv::Fetch;
 
     fn totals(request: &RequestFacts, prices: &Prices, rows: &[Candidate]) -> Vec<f64> {
         let mut costs = Vec::new();
@@ -159,6 +177,37 @@ mod tests {
         // One block of 16 tokens at ω = 0.1 × (1 + 2) ms per token.
         assert!((costs[0] - costs[1] - 16.0 * 0.3).abs() < 1e-9);
         assert!((PRICES.omega_per_token().get() - 0.3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn blocks_from_a_lower_tier_cost_the_time_to_bring_them_and_no_price() {
+        let fetch = Fetch {
+            time: Millis::new(7.0),
+            ..Fetch::default()
+        };
+        let near = cached(candidate(1), 10.0);
+        let rows = [near, Candidate { fetch, ..near }];
+        let mut costs = Vec::new();
+        calibrated(&prompt_of(10), &PRICES, &rows, &mut costs);
+        assert!((costs[1].total - costs[0].total - 7.0).abs() < 1e-9);
+        assert!(((costs[1].alone - costs[0].alone).get() - 7.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_scaled_omega_changes_what_overlap_is_worth_and_not_the_prediction() {
+        let rows = [cached(candidate(1), 0.0), cached(candidate(2), 4.0)];
+        let mut costs = Vec::new();
+        for scale in [0.0, 0.1, 1.0, 4.0] {
+            let prices = Prices {
+                omega_scale: scale,
+                ..PRICES
+            };
+            calibrated(&prompt_of(10), &prices, &rows, &mut costs);
+            // 64 tokens at 0.3 ms.
+            assert!((costs[0].total - costs[1].total - scale * 19.2).abs() < 1e-9);
+            assert!((costs[1].predicted.get() - 29.6).abs() < 1e-9);
+            assert!(costs[1].total >= costs[1].predicted.get());
+        }
     }
 
     #[test]

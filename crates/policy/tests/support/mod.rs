@@ -62,6 +62,12 @@ impl Row {
         self.device = blocks;
         self
     }
+
+    /// Blocks by tier, each an extension of the one before.
+    pub fn tiers(mut self, device: usize, host: usize, disk: usize) -> Self {
+        (self.device, self.host, self.disk) = (device, host, disk);
+        self
+    }
 }
 
 #[derive(Default)]
