@@ -77,16 +77,31 @@ impl Estimate {
     /// # Errors
     /// As of [`GapSplit::new`].
     pub fn end_to_end(&self, actual: Millis, residence: Millis) -> Result<Self, NoEstimate> {
+        self.with(actual, residence, residence)
+    }
+
+    /// The same choices from the arrival of the requests, `held` before their decisions and not from these:
+    /// the sum of what the router's queue kept them. No choice changes it, and an idle fleet has no queue,
+    /// so it is overload.
+    ///
+    /// # Errors
+    /// As of [`GapSplit::new`].
+    pub fn from_arrival(&self, held: Millis) -> Result<Self, NoEstimate> {
+        self.with(self.sums.actual + held, held, Millis::ZERO)
+    }
+
+    /// With more time on every assignment, and `alone` more alone.
+    fn with(&self, actual: Millis, placed: Millis, alone: Millis) -> Result<Self, NoEstimate> {
         let sums = WindowSums {
             actual,
-            chosen: self.sums.chosen + residence,
-            optimum: self.sums.optimum + residence,
-            alone: self.sums.alone + residence,
+            chosen: self.sums.chosen + placed,
+            optimum: self.sums.optimum + placed,
+            alone: self.sums.alone + alone,
         };
         let method = match self.method {
             Method::Exact => Method::Exact,
             Method::Bounded { optimum_low, .. } => Method::Bounded {
-                optimum_low: optimum_low + residence,
+                optimum_low: optimum_low + placed,
                 optimum_high: sums.optimum,
             },
         };
@@ -120,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_to_end_adds_the_same_decode_time_to_all_that_was_predicted() {
+    fn what_no_choice_changes_is_on_every_assignment_alike() {
         let millis = |[actual, chosen, optimum, alone]: [f64; 4]| WindowSums {
             actual: Millis::new(actual),
             chosen: Millis::new(chosen),
@@ -136,5 +151,9 @@ mod tests {
         let e2e = ttft.end_to_end(Millis::new(330.0), Millis::new(200.0));
         let expected = millis([330.0, 240.0, 230.0, 210.0]);
         assert_eq!(e2e, Estimate::new(2, expected, bounds(220.0, 230.0)));
+        // Held by the router, 50 ms more on everything but alone.
+        let expected = millis([110.0, 90.0, 80.0, 10.0]);
+        let held = ttft.from_arrival(Millis::new(50.0));
+        assert_eq!(held, Estimate::new(2, expected, bounds(70.0, 80.0)));
     }
 }

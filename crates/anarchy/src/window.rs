@@ -98,7 +98,7 @@ pub struct Choice {
     /// The frozen row: every candidate once, the chosen one among them.
     pub candidates: Vec<Candidate>,
     /// What the request took from the decision to its first token. For the latency to its last token see
-    /// [`Estimate::end_to_end`].
+    /// [`Estimate::end_to_end`], for that from its arrival [`Estimate::from_arrival`].
     pub actual: Millis,
 }
 

@@ -222,6 +222,7 @@ mod tests {
                 own: Millis::new(own_ms),
             }],
             residence: Millis::new(100.0),
+            held: Millis::ZERO,
             ttft: Some(Millis::new(12.0)),
             e2e: Some(Millis::new(90.0)),
         }

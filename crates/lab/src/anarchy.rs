@@ -23,7 +23,7 @@ use regime_anarchy::{
     Choice, CollectorConfig, CollectorError, Estimate, Estimator, Figures, NoEstimate,
     WindowCollector, summarise, total,
 };
-use regime_core::{Millis, Regime};
+use regime_core::{Millis, Regime, Timestamp};
 use regime_policy::JoinedChoice;
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +42,7 @@ const ROUNDING_MS: f64 = 0.01;
 /// The Price of Anarchy of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Anarchy {
-    /// By time from the decision to the first token.
+    /// By TTFT, from the arrival of the requests.
     #[serde(flatten)]
     pub ttft: Figures,
     /// Role of the pool.
@@ -50,7 +50,7 @@ pub struct Anarchy {
     /// Share of its decisions that are measured: whose requests answered, and in a pool of more than 32
     /// workers, every so many windows.
     pub measured_share: f64,
-    /// By time from the decision to the last token, of an aggregated pool.
+    /// By time from the arrival to the last token, of an aggregated pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub e2e: Option<Figures>,
     /// Share of the decisions that met a request when joined as a live frontend does; of an aggregated pool.
@@ -95,7 +95,14 @@ pub struct Stretch {
 /// A decision whose request answered.
 struct Answered {
     choice: Choice,
+    facts: Facts,
+}
+
+/// What a window does not take of a decision.
+struct Facts {
     regime: Regime,
+    /// Time before the decision.
+    held: Millis,
     residence: Millis,
     e2e: Option<Millis>,
 }
@@ -165,19 +172,25 @@ fn answered(seen: Seen, record: &RunRecord) -> Option<Answered> {
             candidates: seen.candidates,
             actual: ttft?,
         },
-        regime: seen.regime,
-        residence: seen.residence,
-        e2e,
+        facts: Facts {
+            regime: seen.regime,
+            held: Millis::new(at_ms(seen.at) - request.arrival_ms).max(Millis::ZERO),
+            residence: seen.residence,
+            e2e,
+        },
     })
 }
 
 /// From the decision to the first and to the last token.
 fn latencies(seen: &Seen, request: &RequestRecord) -> (Option<Millis>, Option<Millis>) {
-    let since =
-        |at_ms: f64| Millis::new(at_ms - seen.at.as_micros() as f64 / 1e3).max(Millis::ZERO);
+    let since = |then_ms: f64| Millis::new(then_ms - at_ms(seen.at)).max(Millis::ZERO);
     let served = request.ending == Ending::Completed;
     let last = request.last_token_ms.filter(|_| served);
     (request.first_token_ms.map(since), last.map(since))
+}
+
+fn at_ms(at: Timestamp) -> f64 {
+    at.as_micros() as f64 / 1e3
 }
 
 /// Share of the live joins that gave a decision the latencies of its own request.
@@ -209,7 +222,7 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
     let mut facts = Vec::with_capacity(answered.len());
     for (index, answered) in answered.into_iter().enumerate() {
         let at = answered.choice.decided_at;
-        facts.push((answered.regime, answered.residence, answered.e2e));
+        facts.push(answered.facts);
         // Neither late nor too many: in order, and cut every now and then.
         let _ = collector.push(answered.choice);
         if index % BATCH == BATCH - 1 {
@@ -225,18 +238,19 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
         if index % every > 0 {
             continue;
         }
-        let (Some(last), Some((regime, ..))) = (window.last(), own.first()) else {
+        let (Some(last), Some(first)) = (window.last(), own.first()) else {
             continue;
         };
-        let ttft = Estimator::default().estimate(&window);
-        let residence = own.iter().map(|(_, residence, _)| *residence).sum();
-        let e2e: Option<Millis> = own.iter().map(|(_, _, e2e)| *e2e).sum();
+        let estimate = Estimator::default().estimate(&window);
+        let held = own.iter().map(|it| it.held).sum();
+        let residence = own.iter().map(|it| it.residence).sum();
+        let e2e: Option<Millis> = own.iter().map(|it| it.e2e).sum();
         windows.push(Window {
             requests: window.len(),
-            end_ms: last.decided_at.as_micros() as f64 / 1e3,
-            regime: *regime,
-            e2e: e2e.map(|e2e| ttft?.end_to_end(e2e, residence)),
-            ttft,
+            end_ms: at_ms(last.decided_at),
+            regime: first.regime,
+            e2e: e2e.map(|e2e| estimate?.end_to_end(e2e, residence)?.from_arrival(held)),
+            ttft: estimate.and_then(|it| it.from_arrival(held)),
         });
     }
     Ok(windows)
@@ -281,7 +295,7 @@ fn gaps<'a>(windows: impl Iterator<Item = &'a Window>) -> Option<Gaps> {
 mod tests {
     use super::*;
     use regime_anarchy::Candidate;
-    use regime_core::{Timestamp, Tokens, WorkerKey};
+    use regime_core::{Tokens, WorkerKey};
 
     const W: WorkerKey = WorkerKey::new(0, 0);
 
@@ -346,6 +360,7 @@ mod tests {
             chosen: W,
             candidates: Vec::new(),
             residence: Millis::ZERO,
+            held: Millis::ZERO,
             ttft: Some(Millis::new(ttft_ms)),
             e2e: Some(Millis::new(ttft_ms + 200.0)),
         }
@@ -363,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_run_from_the_decision_and_requests_without_a_token_are_left_out() {
+    fn latencies_run_from_arrival_and_requests_without_a_token_are_left_out() {
         let requests = vec![
             request(0.0, Some(30.0), Ending::Completed),
             request(1_000.0, Some(50.0), Ending::Completed),
@@ -372,9 +387,14 @@ mod tests {
         // The second waited 10 ms in the router.
         let seen = vec![seen(0, 0), seen(1, 1_010), seen(2, 2_000)];
         let anarchy = Anarchy::of(&record(requests), watched(seen, Vec::new()), 0).unwrap();
-        // 30 and 40 against 20 and 20; end to end 230 and 240 against 120 and 120.
-        assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (2, 70.0 / 40.0));
-        assert_eq!(anarchy.e2e.unwrap().slowdown, 470.0 / 240.0);
+        // 30 and 50 against 20 and 20; end to end 230 and 250 against 120 and 120.
+        assert_eq!((anarchy.ttft.n, anarchy.ttft.slowdown), (2, 80.0 / 40.0));
+        assert_eq!(anarchy.e2e.unwrap().slowdown, 480.0 / 240.0);
+        // No worker could be had for 10 ms; after the decisions 30 and 40 were 20 and 20 at best.
+        assert_eq!(
+            (anarchy.ttft.overload, anarchy.ttft.temporal_gap),
+            (50.0 / 40.0, 80.0 / 50.0)
+        );
         assert_eq!(anarchy.measured_share, 2.0 / 3.0);
         assert_eq!(anarchy.by_regime["below"].n, 2);
     }

@@ -194,10 +194,10 @@ pub struct AnarchyReport {
     /// Share of the windows that are measured; absent before the first window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_rate: Option<f64>,
-    /// By time from the decision to the first token.
+    /// By TTFT, from the arrival of the requests.
     #[serde(flatten)]
     pub ttft: GapReport,
-    /// By time from the decision to the last token.
+    /// By time from the arrival to the last token.
     pub e2e: GapReport,
 }
 

@@ -119,10 +119,9 @@ impl Gauge {
 
 fn estimate(window: &Measurable) -> Result<Estimate, NoEstimate> {
     let estimate = Estimator::default().estimate(&window.choices)?;
-    match window.latency {
-        Latency::Ttft => Ok(estimate),
-        Latency::E2e => estimate.end_to_end(estimate.sums.actual, window.residence),
-    }
+    estimate
+        .end_to_end(estimate.sums.actual, window.residence)?
+        .from_arrival(window.held)
 }
 
 impl Track {
@@ -220,6 +219,7 @@ mod tests {
                 candidates: vec![candidate(0, wait), candidate(1, 0.0)],
                 actual: Millis::new(actual),
             }],
+            held: Millis::ZERO,
             residence: Millis::new(if latency == Latency::E2e { 90.0 } else { 0.0 }),
         }
     }

@@ -60,6 +60,8 @@ pub struct JoinedChoice {
     pub candidates: Vec<Candidate>,
     /// What a request took at that time from its first token to its last, in the mean over the pool.
     pub residence: Millis,
+    /// Time that the request had been held by the router before the choice; zero until a token tells.
+    pub held: Millis,
     /// From the choice to the first token; absent when none came.
     pub ttft: Option<Millis>,
     /// From the choice to the last token; absent when the request was not served to its end.
@@ -130,7 +132,9 @@ pub(crate) struct Measurable {
     pub(crate) joined: usize,
     /// Those with this latency.
     pub(crate) choices: Vec<Choice>,
-    /// Expected time after the first token, over the choices; zero for TTFT.
+    /// Time that the router had held the requests of the choices, in sum.
+    pub(crate) held: Millis,
+    /// Expected time after the first token, in sum; zero for TTFT.
     pub(crate) residence: Millis,
 }
 
@@ -224,6 +228,7 @@ impl Meter {
                 chosen: decision.chosen,
                 candidates,
                 residence: residence(),
+                held: Millis::ZERO,
                 ttft: None,
                 e2e: None,
             },
@@ -240,10 +245,12 @@ impl Meter {
         self.advance(ticket, Stage::Sent);
     }
 
-    /// Its first token came at `at`.
-    pub(crate) fn answered(&mut self, ticket: Ticket, at: Timestamp) {
+    /// Its first token came at `at`, `ttft` after its arrival; absent when an earlier attempt had answered.
+    pub(crate) fn answered(&mut self, ticket: Ticket, at: Timestamp, ttft: Option<Millis>) {
         if let Some(choice) = self.advance(ticket, Stage::Answered) {
-            choice.ttft = Some(at.since(choice.at).into());
+            let since = at.since(choice.at).into();
+            choice.ttft = Some(since);
+            choice.held = ttft.map_or(Millis::ZERO, |ttft| (ttft - since).max(Millis::ZERO));
         }
     }
 
@@ -425,26 +432,27 @@ impl Window {
     fn measurable(&self, latency: Latency) -> Option<Measurable> {
         let at = self.kept.last()?.choice.at;
         let joined = self.kept.iter().filter(|it| it.stage > Stage::Unclaimed);
-        let choices = self.kept.iter().map(|kept| &kept.choice);
-        let (choices, residence) = match latency {
-            Latency::Ttft => {
-                let answered = choices.filter_map(|it| Some(it.choice(it.ttft?)));
-                (answered.collect(), Millis::ZERO)
-            }
-            Latency::E2e => {
-                let served = choices.filter_map(|it| Some((it.choice(it.e2e?), it.residence)));
-                let (choices, residence): (_, Vec<_>) = served.unzip();
-                (choices, residence.into_iter().sum())
-            }
-        };
-        Some(Measurable {
+        let mut measurable = Measurable {
             latency,
             at,
             decisions: self.kept.len(),
             joined: joined.count(),
-            choices,
-            residence,
-        })
+            choices: Vec::new(),
+            held: Millis::ZERO,
+            residence: Millis::ZERO,
+        };
+        for Kept { choice, .. } in &self.kept {
+            let (actual, residence) = match latency {
+                Latency::Ttft => (choice.ttft, Millis::ZERO),
+                Latency::E2e => (choice.e2e, choice.residence),
+            };
+            if let Some(actual) = actual {
+                measurable.choices.push(choice.choice(actual));
+                measurable.held += choice.held;
+                measurable.residence += residence;
+            }
+        }
+        Some(measurable)
     }
 }
 
@@ -491,7 +499,7 @@ mod tests {
 
     fn serve(meter: &mut Meter, ticket: Ticket, first_ms: u64, last_ms: u64) {
         meter.claimed(ticket);
-        meter.answered(ticket, at(first_ms));
+        meter.answered(ticket, at(first_ms), None);
         meter.ended(ticket, at(last_ms), true);
     }
 
@@ -517,7 +525,7 @@ mod tests {
         serve(&mut meter, a, 40, 300);
         meter.claimed(b);
         assert!(taken(&mut meter, 50).is_empty());
-        meter.answered(b, at(60));
+        meter.answered(b, at(60), None);
         assert_eq!(
             taken(&mut meter, 60),
             [(Latency::Ttft, 2, vec![40.0, 50.0])]
@@ -544,6 +552,20 @@ mod tests {
     }
 
     #[test]
+    fn the_time_before_the_choice_is_known_from_the_ttft() {
+        let mut meter = meter(1.0, None);
+        let ticket = decide(&mut meter, 30).unwrap();
+        meter.claimed(ticket);
+        // Arrived at 10, chosen at 30, answered at 80.
+        meter.answered(ticket, at(80), Some(Millis::new(70.0)));
+        let window = &meter.take_measurable(at(280))[0];
+        assert_eq!(
+            (window.held, window.choices[0].actual),
+            (Millis::new(20.0), Millis::new(50.0))
+        );
+    }
+
+    #[test]
     fn a_request_that_broke_off_has_met_its_decision_and_has_no_latency() {
         let mut meter = meter(1.0, None);
         let broken = decide(&mut meter, 0).unwrap();
@@ -551,7 +573,7 @@ mod tests {
         meter.claimed(broken);
         meter.ended(broken, at(5), false);
         meter.claimed(aborted);
-        meter.answered(aborted, at(31));
+        meter.answered(aborted, at(31), None);
         meter.ended(aborted, at(40), false);
         let expected = [(Latency::Ttft, 2, vec![30.0]), (Latency::E2e, 2, vec![])];
         assert_eq!(taken(&mut meter, 250), expected);

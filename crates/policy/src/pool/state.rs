@@ -312,7 +312,7 @@ impl State {
         let uncached = self.trains_prefill(first.payload);
         self.calibration.on_first_token(first, uncached);
         self.measure(first.payload, |meter, ticket| {
-            meter.answered(ticket, first.at)
+            meter.answered(ticket, first.at, first.ttft)
         });
         let alone = first.payload.map(|placement| placement.alone);
         if let Some(ttft) = first.ttft {
