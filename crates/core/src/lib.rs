@@ -14,6 +14,7 @@ mod ewma;
 mod ledger;
 mod ratio;
 mod regime;
+mod response;
 mod time;
 mod units;
 mod window;
@@ -31,6 +32,7 @@ pub use ledger::{
 };
 pub use ratio::{Slowdown, SlowdownWindow};
 pub use regime::{Cuts, Reading, Regime, RegimeChange, RegimeConfig, RegimeError, RegimeMachine};
+pub use response::{LoadResponse, ResponseFit};
 pub use time::Timestamp;
 pub use units::{Blocks, Millis, Tokens};
 pub use window::{LatencyWindow, WindowConfig, WindowError, WindowSummary};

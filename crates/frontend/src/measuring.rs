@@ -194,6 +194,7 @@ fn record(choice: JoinedChoice) -> Record {
         chosen: choice.chosen,
         candidates: choice.candidates,
         residence: Some(choice.residence.max(Millis::ZERO)),
+        held: choice.held,
         ttft: choice.ttft,
         e2e: choice.e2e,
     }

@@ -35,6 +35,7 @@ mod adapter;
 mod anarchy;
 pub mod baselines;
 pub mod cli;
+pub mod detection;
 mod engines;
 pub mod experiments;
 mod files;

@@ -59,6 +59,11 @@ pub struct Link<'a> {
 }
 
 impl Link<'_> {
+    /// The handle of our own plugin, once it is linked.
+    pub(crate) fn ours(&self) -> Option<Handle> {
+        self.handle.clone()
+    }
+
     /// Put something around the policy of every pool: a recorder, or a second policy that is asked the
     /// same and compared. `wrap` gets the role and the router settings of the pool. Baselines are no
     /// Dynamo policies and stay bare.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::anarchy::Anarchy;
+use crate::detection::Detection;
 use crate::experiments::{Comparison, PaperReport, Score};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
@@ -42,6 +43,9 @@ pub struct Results {
     /// The paper beside what was measured, in a reproduction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paper: Option<PaperReport>,
+    /// How well the regime detector knows the regime, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detection: Option<Detection>,
 }
 
 /// Where numbers come from.
@@ -206,6 +210,7 @@ impl Results {
             comparisons: Vec::new(),
             scoreboard: Vec::new(),
             paper: None,
+            detection: None,
         }
     }
 

@@ -886,6 +886,24 @@ fn assert_ratios(anarchy: &Value, expected: &[(&str, f64)]) {
 }
 
 #[test]
+fn what_the_router_held_a_request_is_overload() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = journal(folder.path(), |text| {
+        text.replace("\"ttft\":45", "\"held\":30,\"ttft\":45")
+    });
+    // 30 ms more for every assignment, and none more alone.
+    assert_ratios(
+        &measured(&[&path])["pools"][0]["anarchy"],
+        &[
+            ("policy_gap", 105.0 / 85.0),
+            ("temporal_gap", 120.0 / 105.0),
+            ("overload", 85.0 / 30.0),
+            ("slowdown", 4.0),
+        ],
+    );
+}
+
+#[test]
 fn the_documented_journal_has_the_figures_that_the_document_computes() {
     let document = include_str!("../../../docs/journal.md");
     assert!(document.contains(&std::fs::read_to_string(JOURNAL).unwrap()));

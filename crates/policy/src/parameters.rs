@@ -10,6 +10,7 @@ mod documentation;
 
 use std::time::Duration;
 
+use dynamo_kv_router::WorkerType;
 use regime_core::{
     AccrualConfig, CalibrationConfig, CurveParameters, Cuts, FailureAccrual, LatencyCurve,
     LatencyWindow, PoolCalibration, Regime, RegimeConfig, RegimeMachine, WindowConfig,
@@ -102,8 +103,8 @@ pub struct Parameters {
     pub window: Window,
     /// Regime state machine.
     pub regime: RegimeTiming,
-    /// Which signals decide the regime, and where they cut. Absent: slowdown and waiting, or
-    /// `ttft_p99_ms` alone with `cost: paper`.
+    /// Which signals decide the regime, and where they cut. Absent: slowdown and waiting, in a prefill pool
+    /// waiting alone, or `ttft_p99_ms` alone with `cost: paper`.
     pub signals: Option<Signals>,
     /// Consecutive failures.
     pub failures: Failures,
@@ -221,6 +222,19 @@ impl Default for RegimeTiming {
             dwell_ms: 2_000.0,
             max_age_ms: 10_000.0,
             min_samples: 10,
+        }
+    }
+}
+
+impl RegimeTiming {
+    /// The same for the state machine. A number of ms that is no duration becomes zero.
+    #[must_use]
+    pub fn config(&self) -> RegimeConfig {
+        RegimeConfig {
+            windows: self.windows,
+            dwell: millis(self.dwell_ms),
+            max_age: millis(self.max_age_ms),
+            min_samples: self.min_samples,
         }
     }
 }
@@ -484,7 +498,7 @@ impl Checked {
 }
 
 impl Parameters {
-    /// Check every range.
+    /// Check every range, for a pool that events reach; see [`Parameters::for_role`].
     ///
     /// # Errors
     /// Names the first key out of range, its value and what is allowed.
@@ -520,18 +534,13 @@ impl Parameters {
             slices: self.window.slices as usize,
             min_samples: self.window.min_samples,
         };
-        let regime = RegimeConfig {
-            windows: self.regime.windows,
-            dwell: millis(self.regime.dwell_ms),
-            max_age: millis(self.regime.max_age_ms),
-            min_samples: self.regime.min_samples,
-        };
+        let regime = self.regime.config();
         let accrual = AccrualConfig {
             consecutive: self.failures.consecutive,
             min_hold: millis(self.failures.min_hold_ms),
             max_hold: millis(self.failures.max_hold_ms),
         };
-        let signals = self.signals.unwrap_or_else(|| self.default_signals());
+        let signals = self.deciding_signals(WorkerType::Aggregated);
         for (section, cuts) in [
             ("signals.slowdown", signals.slowdown),
             ("signals.waiting", signals.waiting),
@@ -680,12 +689,31 @@ impl Parameters {
         positive_ms("anarchy.patience_ms", patience_ms)
     }
 
+    /// The same with the signals of a pool of `role` spelt out.
+    #[must_use]
+    pub(crate) fn for_role(self, role: WorkerType) -> Self {
+        Self {
+            signals: Some(self.deciding_signals(role)),
+            ..self
+        }
+    }
+
+    /// The signals that decide the regime of a pool of `role`: those given, or the defaults of the cost model.
+    #[must_use]
+    pub fn deciding_signals(&self, role: WorkerType) -> Signals {
+        self.signals.unwrap_or_else(|| self.default_signals(role))
+    }
+
     /// Scale-free cuts for the calibrated model, θ1 and θ2 for the paper's. A level is left a quarter
     /// below where it was entered, so that noise around a cut does not flap.
-    fn default_signals(&self) -> Signals {
+    ///
+    /// In a prefill pool the slowdown is only shown. Its TTFTs are the frontend's and hold the transfer and the
+    /// first decode step, too, while the time alone is that of a prefill: with short prompts the ratio is 2
+    /// without any load, which would be Transition for ever.
+    fn default_signals(&self, role: WorkerType) -> Signals {
         match self.cost {
             CostModel::Calibrated => Signals {
-                slowdown: Some(cuts(1.5, 8.0, 0.75)),
+                slowdown: (role != WorkerType::Prefill).then(|| cuts(1.5, 8.0, 0.75)),
                 waiting: Some(cuts(1.0, 8.0, 0.75)),
                 ttft_p99_ms: None,
             },
@@ -788,6 +816,18 @@ mod tests {
             (p99.saturated_enter, p99.saturated_leave),
             (1_500.0, 1_200.0)
         );
+    }
+
+    #[test]
+    fn a_prefill_pool_decides_by_what_waits_unless_told_otherwise() {
+        let prefill = parse("{}").for_role(WorkerType::Prefill);
+        let prefill = prefill.check().unwrap().signals;
+        assert!(prefill.slowdown.is_none() && prefill.waiting.is_some());
+        let told = "{signals: {slowdown: {transition_enter: 3, transition_leave: 2, saturated_enter: 8, \
+                    saturated_leave: 6}}}";
+        let told = parse(told).for_role(WorkerType::Prefill);
+        let told = told.check().unwrap().signals;
+        assert!(told.slowdown.is_some() && told.waiting.is_none());
     }
 
     #[test]

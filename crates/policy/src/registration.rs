@@ -104,7 +104,9 @@ impl Handle {
         partition: RoutingPartitionRef<'_>,
     ) -> Result<Observer, ParameterError> {
         let id = PoolId::new(role, partition);
-        let pool = self.hub.add_pool(id, Arc::new(parameters.check()?));
+        let pool = self
+            .hub
+            .add_pool(id, Arc::new(parameters.for_role(role).check()?));
         Ok(Observer::new(pool, config, Arc::clone(&self.hub.clock)))
     }
 
@@ -238,14 +240,24 @@ fn policy_factory(
     hub: Arc<Hub>,
     parameters: &WorkerSelectionPolicyParameters,
 ) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyProviderError> {
-    let parameters = parameters
-        .deserialize::<Parameters>()?
-        .check()
-        .map_err(|error| WorkerSelectionPolicyProviderError::new(error.to_string()))?;
-    let parameters = Arc::new(parameters);
+    let parameters = parameters.deserialize::<Parameters>()?;
+    let checked = |role| {
+        let checked = parameters.clone().for_role(role).check();
+        let refused =
+            |error: ParameterError| WorkerSelectionPolicyProviderError::new(error.to_string());
+        checked.map(Arc::new).map_err(refused)
+    };
+    let (prefill, others) = (
+        checked(WorkerType::Prefill)?,
+        checked(WorkerType::Aggregated)?,
+    );
     Ok(Arc::new(
         move |config: &KvRouterConfig, role: WorkerType, partition: RoutingPartitionRef<'_>| {
-            let pool = hub.add_pool(PoolId::new(role, partition), Arc::clone(&parameters));
+            let parameters = match role {
+                WorkerType::Prefill => &prefill,
+                _ => &others,
+            };
+            let pool = hub.add_pool(PoolId::new(role, partition), Arc::clone(parameters));
             selection::policy(pool, config, Arc::clone(&hub.clock), hub.probe.clone()).0
         },
     ))

@@ -290,6 +290,7 @@ impl<R: BufRead> JournalReader<R> {
             chosen,
             candidates,
             residence: line.residence.map(|span| span.millis()),
+            held: line.held.millis(),
             ttft: line.ttft.map(|span| span.millis()),
             e2e: line.e2e.map(|span| span.millis()),
         })

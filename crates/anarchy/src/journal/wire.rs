@@ -72,6 +72,8 @@ pub(super) struct Decision {
     pub(super) chosen: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) residence: Option<Latency>,
+    #[serde(default, skip_serializing_if = "Latency::is_zero")]
+    pub(super) held: Latency,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ttft: Option<Latency>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,6 +133,10 @@ impl<const LEAST: i64, const MOST: i64> Span<LEAST, MOST> {
     /// Rounded to µs; `None` outside the range.
     pub(super) fn from_millis(span: Millis) -> Option<Self> {
         whole_micros(span.get()).and_then(Self::from_micros)
+    }
+
+    pub(super) const fn is_zero(&self) -> bool {
+        self.0 == 0
     }
 
     pub(super) const fn micros(self) -> i64 {

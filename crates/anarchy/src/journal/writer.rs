@@ -76,6 +76,7 @@ impl<W: Write> JournalWriter<W> {
             span.map(|span| usable(field, span)).transpose()
         };
         let residence = latency("residence", record.residence)?;
+        let held = usable("held", record.held)?;
         let (ttft, e2e) = (latency("ttft", record.ttft)?, latency("e2e", record.e2e)?);
         if e2e.is_some() && e2e < ttft {
             return Err(unusable("e2e", &record.e2e, "at least ttft"));
@@ -110,6 +111,7 @@ impl<W: Write> JournalWriter<W> {
             regime: record.regime,
             chosen: self.worker(record.chosen)?,
             residence,
+            held,
             ttft,
             e2e,
             rows: line.rows,

@@ -19,6 +19,7 @@
 mod anarchy;
 mod args;
 mod compare;
+mod detection;
 mod list;
 mod output;
 mod paper;
@@ -65,6 +66,8 @@ enum Command {
     Sweep(sweep::Args),
     /// Measure the Price of Anarchy of a live fleet from its journal; nothing here is simulated
     Anarchy(anarchy::Args),
+    /// Score the regime detector on loads that change in known steps
+    Detection(detection::Args),
     /// List policies
     Policies,
     /// List workloads
@@ -87,6 +90,7 @@ pub fn main_with(catalog: &Catalog) -> ExitCode {
         Command::Paper(args) => paper::main(&args, &output, catalog),
         Command::Sweep(args) => sweep::main(&args, &output, catalog),
         Command::Anarchy(args) => anarchy::main(&args, &output),
+        Command::Detection(args) => detection::main(&args, &output, catalog),
         Command::Policies => list::policies(&output, catalog),
         Command::Workloads => list::workloads(&output),
         Command::Engines => list::engines(&output),

@@ -3,6 +3,7 @@
 //! Results to stdout and files, failures to stderr.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -10,7 +11,7 @@ use anyhow::Context;
 use super::args::{OutputArgs, distinct};
 use crate::experiments::{Journal, Trial, TrialError};
 use crate::policies::Catalog;
-use crate::report::{self, RunDetail};
+use crate::report::{self, ReportError, RunDetail};
 use crate::results::{Provenance, Results, RunEntry};
 use crate::run::RunError;
 
@@ -103,11 +104,22 @@ pub(super) fn finish(
         say("every run failed: there is nothing to write");
         return Ok(());
     }
+    let page = |folder: &Path| report::write(folder, results, &details());
+    finish_with(output, results, page, tables)
+}
+
+/// The same with a page of another kind.
+pub(super) fn finish_with(
+    output: &OutputArgs,
+    results: &Results,
+    page: impl FnOnce(&Path) -> Result<(), ReportError>,
+    tables: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
     if let Some(folder) = &output.out {
         results.write(folder)?;
     }
     if let Some(folder) = &output.report {
-        report::write(folder, results, &details())?;
+        page(folder)?;
     }
     if output.json {
         print(&results.to_json());

@@ -5,6 +5,7 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
+use crate::detection::{Detection, PoolScores};
 use crate::experiments::{
     Comparison, Gap, Overall, P99_MATTERS_MS, PaperReport, ParetoPoint, STATIC, Score, Standing,
     Verdict, VsBest, not_reached, overall,
@@ -241,6 +242,35 @@ pub(super) fn scoreboard(results: &Results, baseline: &str) -> String {
     text + "Every number is simulated. Each cell is in results.json."
 }
 
+/// Each detector over everything, and how often each is right by workload, for each kind of pool.
+pub(super) fn detection(detection: &Detection) -> String {
+    let pools: Vec<_> = detection.pools.iter().map(detectors).collect();
+    format!(
+        "{}\nUp and down: delay of a true change that was found, s. Every number is simulated.",
+        pools.join("\n")
+    )
+}
+
+fn detectors(pool: &PoolScores) -> String {
+    let Some(first) = pool.detectors.first() else {
+        return String::new();
+    };
+    let columns = first.overall.columns().map(|(title, _)| title);
+    let mut lines = table(&[&["detector"], &columns[..]].concat(), true);
+    let names: Vec<&str> = first.workloads.keys().map(String::as_str).collect();
+    let mut by_workload = table(&[&["time right"], &names[..]].concat(), true);
+    for detector in &pool.detectors {
+        let cells = detector.overall.columns().map(|(_, cell)| cell);
+        lines.add_row(std::iter::once(detector.title()).chain(cells));
+        let right = detector.workloads.values().map(|score| score.right());
+        by_workload.add_row(std::iter::once(detector.title()).chain(right));
+    }
+    format!(
+        "{} pools: {} true changes in {:.1} h of virtual time\n{lines}\n{by_workload}",
+        pool.role, first.overall.changes, first.overall.hours
+    )
+}
+
 fn overall_by_load(comparisons: &[Comparison]) -> Vec<(Option<Load>, Vec<Overall>)> {
     let mut loads: Vec<Option<Load>> = Vec::new();
     for comparison in comparisons {
@@ -376,6 +406,72 @@ pub(super) fn pareto(points: &[ParetoPoint]) -> String {
     format!("{lines}\nNothing beats a setting on the front in both. Every number is simulated.")
 }
 
+/// Pool by pool: all windows, those of each regime, and stretches of time.
+pub(super) fn anarchy(measurement: &Measurement) -> String {
+    let Measurement {
+        source,
+        window_ms,
+        window_count,
+        ..
+    } = measurement;
+    let mut text = format!(
+        "{}, written by {}\nBy {}, in windows of up to {window_count} decisions within {window_ms} ms; measured, not simulated\n",
+        source.journal,
+        match source.header.producer.as_str() {
+            "" => "an unnamed program",
+            producer => producer,
+        },
+        measurement.actual.words(),
+    );
+    for (count, what) in [
+        (source.cut_off, "cut off by a crash"),
+        (
+            source.unknown_lines,
+            "of kinds that this version does not know",
+        ),
+        (source.faults, "at fault and left out"),
+    ] {
+        if count > 0 {
+            text += &format!("Lines {what}: {count}\n");
+        }
+    }
+    if measurement.pools.is_empty() {
+        text += "no decision of any pool\n";
+    }
+    for pool in &measurement.pools {
+        text += &format!("\n{}: {}\n", pool.name, pool.account());
+        text += &format!("{}\n", gaps(pool));
+        if pool.over_time.len() > 1 {
+            text += &format!("{}\n", gaps_over_time(pool));
+        }
+    }
+    text + "slowdown = policy gap × temporal gap × overload; PoA-hat = policy gap × temporal gap [95 % interval over windows]"
+}
+
+fn gaps(pool: &PoolMeasurement) -> Table {
+    let mut lines = table(&[&["windows that began"][..], &PART_HEAD].concat(), true);
+    let mut add = |name: String, part: &Part| {
+        lines.add_row(std::iter::once(name).chain(part.cells(true)));
+    };
+    add("at any time".into(), &pool.whole);
+    for (regime, part) in &pool.regimes {
+        add(format!("in regime {regime}"), part);
+    }
+    lines
+}
+
+fn gaps_over_time(pool: &PoolMeasurement) -> Table {
+    let mut lines = table(&[&["seconds"][..], &PART_HEAD, &["regime"]].concat(), true);
+    for slice in &pool.over_time {
+        let seconds = |at_ms: f64| decimals(at_ms / 1e3, 1);
+        let span = format!("{} to {}", seconds(slice.from_ms), seconds(slice.to_ms));
+        let regime = slice.regime.map_or("-".into(), |regime| regime.to_string());
+        let cells = std::iter::once(span).chain(slice.part.cells(false));
+        lines.add_row(cells.chain([regime]));
+    }
+    lines
+}
+
 /// The paper beside what was measured.
 pub(super) fn paper(report: &PaperReport) -> String {
     let head = ["claim", "published", "fleet", "measured", "outcome", "why"];
@@ -444,72 +540,6 @@ pub(super) fn paper(report: &PaperReport) -> String {
          (+) and worse (−) at 95 % confidence\n{separation}\n{sweeps}\nEvery number of ours is simulated.",
         report.source
     )
-}
-
-/// Pool by pool: all windows, those of each regime, and stretches of time.
-pub(super) fn anarchy(measurement: &Measurement) -> String {
-    let Measurement {
-        source,
-        window_ms,
-        window_count,
-        ..
-    } = measurement;
-    let mut text = format!(
-        "{}, written by {}\nBy {}, in windows of up to {window_count} decisions within {window_ms} ms; measured, not simulated\n",
-        source.journal,
-        match source.header.producer.as_str() {
-            "" => "an unnamed program",
-            producer => producer,
-        },
-        measurement.actual.words(),
-    );
-    for (count, what) in [
-        (source.cut_off, "cut off by a crash"),
-        (
-            source.unknown_lines,
-            "of kinds that this version does not know",
-        ),
-        (source.faults, "at fault and left out"),
-    ] {
-        if count > 0 {
-            text += &format!("Lines {what}: {count}\n");
-        }
-    }
-    if measurement.pools.is_empty() {
-        text += "no decision of any pool\n";
-    }
-    for pool in &measurement.pools {
-        text += &format!("\n{}: {}\n", pool.name, pool.account());
-        text += &format!("{}\n", gaps(pool));
-        if pool.over_time.len() > 1 {
-            text += &format!("{}\n", gaps_over_time(pool));
-        }
-    }
-    text + "slowdown = policy gap × temporal gap × overload; PoA-hat = policy gap × temporal gap [95 % interval over windows]"
-}
-
-fn gaps(pool: &PoolMeasurement) -> Table {
-    let mut lines = table(&[&["windows that began"][..], &PART_HEAD].concat(), true);
-    let mut add = |name: String, part: &Part| {
-        lines.add_row(std::iter::once(name).chain(part.cells(true)));
-    };
-    add("at any time".into(), &pool.whole);
-    for (regime, part) in &pool.regimes {
-        add(format!("in regime {regime}"), part);
-    }
-    lines
-}
-
-fn gaps_over_time(pool: &PoolMeasurement) -> Table {
-    let mut lines = table(&[&["seconds"][..], &PART_HEAD, &["regime"]].concat(), true);
-    for slice in &pool.over_time {
-        let seconds = |at_ms: f64| decimals(at_ms / 1e3, 1);
-        let span = format!("{} to {}", seconds(slice.from_ms), seconds(slice.to_ms));
-        let regime = slice.regime.map_or("-".into(), |regime| regime.to_string());
-        let cells = std::iter::once(span).chain(slice.part.cells(false));
-        lines.add_row(cells.chain([regime]));
-    }
-    lines
 }
 
 fn same_cell(a: &Comparison, b: &Comparison) -> bool {

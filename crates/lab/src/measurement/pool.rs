@@ -29,11 +29,13 @@ struct Aside {
     measured: bool,
     /// Expected time after what the forecasts are of; zero where first tokens are measured.
     residence: Millis,
+    /// What the router had held the request.
+    held: Millis,
 }
 
 /// A window that was cut.
 struct Cut {
-    /// Of the first decision, with the residence of all that are measured.
+    /// Of the first decision, with the residence and the holds of all that are measured.
     aside: Aside,
     /// Those that are measured.
     choices: Vec<Choice>,
@@ -101,6 +103,7 @@ impl PoolWindows {
             regime: record.regime,
             measured: actual.is_some(),
             residence: residence.unwrap_or_default(),
+            held: record.held,
         };
         self.left_out.no_latency += u64::from(!aside.measured);
         let at = record.at;
@@ -165,8 +168,13 @@ impl PoolWindows {
             let measured = all.into_iter().filter(|(aside, _)| aside.measured);
             let (asides, choices): (Vec<Aside>, _) = measured.unzip();
             let residence = asides.iter().map(|aside| aside.residence).sum();
+            let held = asides.iter().map(|aside| aside.held).sum();
             self.cut.push(Cut {
-                aside: Aside { residence, ..first },
+                aside: Aside {
+                    residence,
+                    held,
+                    ..first
+                },
                 choices,
             });
             if self.cut.len() >= BATCH {
@@ -191,7 +199,9 @@ impl PoolWindows {
         let estimates = in_parallel(cut.len(), threads, |index| {
             let Cut { aside, choices } = &cut[index];
             let estimate = Estimator::default().estimate(choices)?;
-            estimate.end_to_end(estimate.sums.actual, aside.residence)
+            estimate
+                .end_to_end(estimate.sums.actual, aside.residence)?
+                .from_arrival(aside.held)
         });
         self.done
             .extend(cut.iter().zip(estimates).map(|(cut, estimate)| Done {

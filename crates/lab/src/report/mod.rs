@@ -14,6 +14,7 @@
 mod anarchy;
 mod curves;
 mod detail;
+mod detection;
 mod group;
 mod over_load;
 mod page;
@@ -31,6 +32,7 @@ pub use detail::{
     WorkerDetail,
 };
 
+use crate::detection::Timeline;
 use crate::files::write_whole;
 use crate::measurement::Measurement;
 use crate::results::Results;
@@ -83,8 +85,12 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
         anarchy: over_load::draw(&families)?,
     };
     let page = page::page(results, &groups, &drawn, &over_load);
-    let over_load = over_load.ttft.into_iter().chain(over_load.anarchy);
-    let drawn: Vec<Plot> = drawn.into_iter().flatten().chain(over_load).collect();
+    let drawn: Vec<Plot> = drawn
+        .into_iter()
+        .flatten()
+        .chain(over_load.ttft)
+        .chain(over_load.anarchy)
+        .collect();
     publish(dir, PAGE, page, &drawn, plots::is_ours)
 }
 
@@ -95,6 +101,28 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
 pub fn write_anarchy(dir: &Path, measurement: &Measurement) -> Result<(), ReportError> {
     let (page, drawn) = anarchy::page(measurement)?;
     publish(dir, anarchy::PAGE, page, &drawn, anarchy::is_ours)
+}
+
+/// Write the page of the scores of regime detectors into `dir`, with a plot of each timeline, as [`write`] does.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_detection(
+    dir: &Path,
+    results: &Results,
+    timelines: &[Timeline],
+) -> Result<(), ReportError> {
+    let drawn: Vec<_> = (1..)
+        .zip(timelines)
+        .map(|(number, timeline)| detection::draw(timeline, number))
+        .collect::<Result<_, _>>()?;
+    publish(
+        dir,
+        PAGE,
+        detection::page(results, &drawn),
+        &drawn,
+        plots::is_ours,
+    )
 }
 
 fn publish(

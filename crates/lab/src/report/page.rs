@@ -151,6 +151,9 @@ const COLUMNS: [Column; 16] = [
 /// Columns left of them.
 const BEFORE: usize = 4;
 
+/// What stands first on every page of simulated numbers.
+pub(super) const SIMULATED: &str = "<p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n";
+
 /// The whole page.
 pub(super) fn page(
     results: &Results,
@@ -158,9 +161,7 @@ pub(super) fn page(
     drawn: &[Vec<Plot>],
     over_load: &OverLoad,
 ) -> String {
-    let mut html = String::from(
-        "<p class=\"notice\"><strong>All numbers are simulated.</strong> They rank policies on the engine timing given, and are no measurements of hardware.</p>\n",
-    );
+    let mut html = String::from(SIMULATED);
     provenance(&mut html, results);
     if groups.is_empty() {
         html.push_str("<p><strong>No runs.</strong> There is nothing to show.</p>\n");
@@ -199,10 +200,13 @@ pub(super) fn document(title: &str, body: &str) -> String {
     )
 }
 
-fn provenance(html: &mut String, results: &Results) {
+pub(super) fn provenance(html: &mut String, results: &Results) {
     let provenance = &results.provenance;
     html.push_str("<h2 id=\"provenance\">Provenance</h2>\n<dl>\n");
-    let runs = results.runs.len().to_string();
+    let runs = match results.runs.len() {
+        0 => String::new(),
+        runs => runs.to_string(),
+    };
     let lines = [
         ("Command", provenance.command.as_deref().unwrap_or_default()),
         ("Program", &provenance.generator),

@@ -82,6 +82,7 @@ pub(super) fn is_ours(file: &str) -> bool {
         PARETO,
         OVER_LOAD,
         TTFT_OVER_LOAD,
+        super::detection::NAME,
     ];
     numbered
         && plots

@@ -83,7 +83,7 @@ const ROWS: &[Row] = &[
     ("regime.dwell_ms", "0 to 3600000", "least time in a regime before a milder one, ms"),
     ("regime.max_age_ms", "0.001 to 1000000000", "age at which a signal no longer counts, ms"),
     ("regime.min_samples", "at least 1", "samples that a signal needs to count"),
-    ("signals", "a mapping", "cuts of `slowdown`, `waiting` and `ttft_p99_ms`, each `{transition_enter, transition_leave, saturated_enter, saturated_leave}`; absent: slowdown 1.5/8 and waiting 1/8, left at three quarters, or `ttft_p99_ms` alone with `cost: paper`"),
+    ("signals", "a mapping", "cuts of `slowdown`, `waiting` and `ttft_p99_ms`, each `{transition_enter, transition_leave, saturated_enter, saturated_leave}`; absent: slowdown 1.5/8 and waiting 1/8, left at three quarters, in a prefill pool waiting alone, or `ttft_p99_ms` alone with `cost: paper`"),
     ("failures.consecutive", "at least 1", "attempts without a first token, in a row, that start a hold"),
     ("failures.min_hold_ms", "0.001 to 1000000000", "first hold of a failing worker, ms; the next one is twice as long"),
     ("failures.max_hold_ms", "0.001 to 1000000000", "longest hold, ms"),
