@@ -44,7 +44,7 @@ const WAITS: f64 = 0.5;
 const RIGHT: f64 = 2.0;
 /// Utilisation from which a stage is full. A closed loop offers no more than is served, so that the rate measured
 /// there is the capacity itself, and a wait computed from it would be rounding.
-const FULL: f64 = 0.98;
+pub(crate) const FULL: f64 = 0.98;
 /// Steps of a bisection, enough for every digit.
 const BISECTIONS: usize = 64;
 

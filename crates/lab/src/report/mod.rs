@@ -63,8 +63,8 @@ pub enum ReportError {
 
 /// Plots of several groups each.
 struct OverLoad {
-    ttft: Vec<paint::Plot>,
-    anarchy: Vec<paint::Plot>,
+    ttft: Vec<Plot>,
+    anarchy: Vec<Plot>,
 }
 
 /// Write [`PAGE`] and its plots into `dir`, which is made if need be. Runs without a detail are in the tables

@@ -164,7 +164,7 @@ fn anarchy(html: &mut String, report: &PaperReport) {
     if report.fleets.iter().all(|fleet| fleet.anarchy.is_empty()) {
         return;
     }
-    html.push_str("<h3 id=\"anarchy\">Who is to blame</h3>\n");
+    html.push_str("<h3 id=\"blame\">Who is to blame</h3>\n");
     open(
         html,
         "By TTFT, with the same yardstick for every policy: slowdown is policy gap × temporal gap × overload, and PoA-hat \

@@ -11,7 +11,7 @@ use regime_policy::POLICY_TYPE;
 
 use super::group::{Group, Row};
 use super::paint::{Axis, Unit, escape};
-use crate::queueing::{Queueing, Reading};
+use crate::queueing::{FULL, Queueing, Reading};
 use crate::regimes::RegimeTimes;
 
 const REFERENCE: &str = "default";
@@ -83,13 +83,15 @@ pub(super) fn table(html: &mut String, groups: &[Group<'_>]) {
     html.push_str("</tr></thead>\n<tbody>\n");
     for (number, group, it) in &lines {
         let ratio = it.predicted_wait_ms.filter(|wait| *wait >= LEAST_MS);
+        let bound = it.prefill.random_wait_bound_ms;
+        let bound = bound.filter(|_| it.prefill.utilisation < FULL);
         let cells = [
             plain(it.arrivals_per_s),
             plain(it.arrival_scv),
             percent(Some(it.prefill.utilisation)),
             percent(it.seats.as_ref().map(|seats| seats.utilisation)),
             time(it.predicted_wait_ms),
-            time(it.prefill.random_wait_bound_ms),
+            time(bound),
             time(Some(it.wait_ms)),
             ratio.map_or("–".into(), |wait| {
                 Axis::text(it.wait_ms / wait, Unit::Times)
