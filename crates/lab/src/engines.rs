@@ -33,7 +33,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aisimulate_core::engine::{EngineConfig, WorkerType as EngineRole};
+use aisimulate_core::engine::{EngineConfig, G2Scope, WorkerType as EngineRole};
 use aisimulate_core::{TimingModel, TimingModelConfig};
 use dynamo_kv_router::WorkerType;
 use serde::Deserialize;
@@ -246,6 +246,29 @@ impl Engine {
     #[must_use]
     pub const fn block_size(&self) -> usize {
         self.configs[0].block_size
+    }
+
+    /// The same under another name, which tells variants apart in results.
+    #[must_use]
+    pub fn renamed(self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
+    }
+
+    /// KV bytes of one token over all GPUs of a rank; absent where the engine does not say.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self) -> Option<u64> {
+        self.configs[0]
+            .kv_cache_bytes_per_token
+            .map(|bytes| bytes as u64)
+    }
+
+    /// Whether all workers share one host tier.
+    pub(crate) fn shares_host_tier(&self) -> bool {
+        let host = self.configs[0].native_host_offload.as_ref();
+        host.is_some_and(|host| host.scope == G2Scope::ClusterShared)
     }
 
     pub(crate) const fn tensor_parallel(&self) -> u32 {

@@ -15,6 +15,7 @@ mod scoreboard;
 mod statistics;
 mod suite;
 mod sweep;
+mod tiers;
 mod trial;
 
 pub(crate) use comparison::not_reached;
@@ -26,4 +27,5 @@ pub use scoreboard::{Family, P99_MATTERS_MS, Score, Standing, VsBest, scoreboard
 pub use statistics::Ratio;
 pub use suite::{Part, Suite, standard_policies, standard_requests};
 pub use sweep::{Axis, AxisError, ParetoPoint, grid, mark_pareto, pareto_front};
+pub use tiers::{TierError, TierPart, TierPoint, TierSuite};
 pub use trial::{Runner, Trial, TrialError};

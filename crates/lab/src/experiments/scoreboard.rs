@@ -327,6 +327,7 @@ mod tests {
         RunEntry {
             policy: policy.into(),
             condition: None,
+            tier_point: None,
             workload: workload.into(),
             load: Some(Load::Level(LoadLevel::Knee)),
             offered: None,

@@ -18,6 +18,7 @@ mod over_load;
 mod page;
 mod paint;
 mod plots;
+mod tiers;
 
 use std::path::Path;
 
@@ -81,6 +82,15 @@ pub fn write(dir: &Path, results: &Results, details: &[RunDetail]) -> Result<(),
 pub fn write_anarchy(dir: &Path, measurement: &Measurement) -> Result<(), ReportError> {
     let (page, drawn) = anarchy::page(measurement)?;
     publish(dir, anarchy::PAGE, page, &drawn, anarchy::is_ours)
+}
+
+/// Write `tiers.html` and its plots into `dir`, as [`write`] does: the runs of a suite of tiers.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_tiers(dir: &Path, results: &Results) -> Result<(), ReportError> {
+    let (page, drawn) = tiers::page(results)?;
+    publish(dir, tiers::PAGE, page, &drawn, tiers::is_ours)
 }
 
 fn publish(

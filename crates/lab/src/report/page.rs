@@ -193,7 +193,7 @@ pub(super) fn document(title: &str, body: &str) -> String {
     )
 }
 
-fn provenance(html: &mut String, results: &Results) {
+pub(super) fn provenance(html: &mut String, results: &Results) {
     let provenance = &results.provenance;
     html.push_str("<h2 id=\"provenance\">Provenance</h2>\n<dl>\n");
     let runs = results.runs.len().to_string();
@@ -213,7 +213,7 @@ fn provenance(html: &mut String, results: &Results) {
 }
 
 /// Each policy over all cells, condition by condition.
-fn scoreboard(html: &mut String, results: &Results) {
+pub(super) fn scoreboard(html: &mut String, results: &Results) {
     let Some(first) = results.scoreboard.first() else {
         return;
     };
@@ -600,7 +600,7 @@ fn best<'a>(results: &Results, group: &'a Group<'_>, column: &Column) -> Option<
     claimed.then_some(best)
 }
 
-fn written(value: f64, unit: Unit) -> String {
+pub(super) fn written(value: f64, unit: Unit) -> String {
     Axis::from_zero(std::iter::empty(), unit).label(value)
 }
 
