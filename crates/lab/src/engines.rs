@@ -73,6 +73,9 @@ const PRESETS: [(&str, &str, Option<&str>); 4] = [
 /// The engine used where none is named.
 pub const DEFAULT_ENGINE: &str = "b200-70b";
 
+/// The simulator's tier below host memory, which its engines refuse outside of its own event loop.
+const DISK_TIER: &str = "g3_offload";
+
 /// An engine that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -318,6 +321,12 @@ impl Engine {
                 return Err(invalid(format!("{key} is {value}; allowed are 1 to 64")));
             }
         }
+        if file.engine.contains_key(DISK_TIER) || settings.contains_key(DISK_TIER) {
+            return Err(invalid(format!(
+                "{DISK_TIER} works in NVIDIA's own replay alone; allowed is native_host_offload with a disk's \
+                 latency and bandwidth"
+            )));
+        }
         if !(0.0..=LONGEST_MS).contains(&file.handoff_latency_ms) {
             let value = file.handoff_latency_ms;
             return Err(invalid(format!(
@@ -451,6 +460,9 @@ mod tests {
             error.starts_with("engine fixed: num_gpu_blocks is \"x\": "),
             "{error}"
         );
+        let disk = json!({"scope": "worker_local", "num_g3_blocks": 1});
+        let error = set("g3_offload", disk).err().unwrap().to_string();
+        assert!(error.contains("native_host_offload"), "{error}");
         let error = set("num_gpu_block", json!(100)).err().unwrap().to_string();
         assert!(
             error.contains("num_gpu_block") && error.contains("num_gpu_blocks"),

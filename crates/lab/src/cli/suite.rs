@@ -127,14 +127,16 @@ pub(super) fn main(
     output: &OutputArgs,
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
-    let (common, parts, baseline) = match args {
-        Args::Standard(args) => (&args.common, vec![args.part(output, catalog)?], BASELINE),
-        Args::Stress(args) => (&args.common, args.parts(output, catalog)?, BASELINE),
-        Args::Tiers(args) => (&args.common, args.parts(catalog)?, TierSuite::BASELINE),
-    };
-    let usual_size = match args {
-        Args::Tiers(_) => TIERS_SIZE,
-        Args::Standard(_) | Args::Stress(_) => 1.0,
+    let (common, parts, baseline, usual_size) = match args {
+        Args::Standard(args) => {
+            let part = args.part(output, catalog)?;
+            (&args.common, vec![part], BASELINE, 1.0)
+        }
+        Args::Stress(args) => (&args.common, args.parts(output, catalog)?, BASELINE, 1.0),
+        Args::Tiers(args) => {
+            let parts = args.parts(catalog)?;
+            (&args.common, parts, TierSuite::BASELINE, TIERS_SIZE)
+        }
     };
     let suite = Suite {
         parts,

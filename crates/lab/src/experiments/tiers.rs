@@ -25,7 +25,7 @@
 
 use std::collections::HashMap;
 
-use regime_kv::TierSpeed;
+use regime_kv::{LadderConfig, TierSpeed};
 use regime_policy::POLICY_TYPE;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -139,7 +139,7 @@ impl TierSuite<'_> {
             (
                 &[FAST, SLOW],
                 &[Generator::Chat, Generator::WorkingSet],
-                &[0.5, 2.0],
+                &[0.5, 1.0],
             )
         } else {
             (
@@ -221,9 +221,12 @@ impl TierSuite<'_> {
             return Err(TierError::NoBytes(engine.name().to_owned()));
         };
         let mut names = vec![Self::BASELINE.to_owned()];
+        let preset = LadderConfig::default();
         for name in &self.policies {
-            // Behind the fast link the preset is the truth, and what it does elsewhere is told there.
-            let twin = name == "time-preset" && link.speed == FAST.speed;
+            // Where the preset is the truth, it is `time`.
+            let twin = name == "time-preset"
+                && preset.host == Some(link.speed)
+                && preset.kv_bytes_per_token == bytes as f64;
             if !names.contains(name) && !twin {
                 names.push(name.clone());
             }
@@ -235,7 +238,7 @@ impl TierSuite<'_> {
             policies: names.iter().map(policy).collect::<Result<_, _>>()?,
             sources: vec![places.source.clone()],
             topologies: vec![Topology::Aggregated { workers: WORKERS }],
-            loads: match self.quick || condition.starts_with("omega") {
+            loads: match self.quick || omega_scale != 1.0 {
                 true => every[1..].to_vec(),
                 false => every,
             },
