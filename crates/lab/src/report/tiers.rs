@@ -77,7 +77,8 @@ pub(super) fn page(results: &Results) -> Result<(String, Vec<Plot>), ReportError
         "<h2 id=\"cache\">Time to first token over the device cache</h2>\n\
          <p>All workers' device memory as a share of the blocks that are asked for more than once; each worker's host \
          tier holds all of them. The engine brings up whatever it finds there, so policies differ in whom they send \
-         a request to and in nothing else.</p>\n",
+         a request to and in nothing else. Loads are searched for each size: a line compares policies, not sizes. \
+         What may be claimed of each cell is on <a href=\"index.html\">the page of all comparisons</a>.</p>\n",
     );
     figures(&mut html, "c", &cache);
     html.push_str(
