@@ -759,7 +759,7 @@ fn a_suite_of_tiers_is_compared_with_fixed_weights_and_has_a_page_of_its_own() {
         "--seeds",
         "1",
         "--size",
-        "0.02",
+        "0.06",
         "--policies",
         "time,round-robin",
         "--out",

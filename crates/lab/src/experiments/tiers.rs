@@ -152,8 +152,8 @@ impl TierSuite<'_> {
         for link in links {
             for generator in generators {
                 let places = self.places(*generator)?;
-                for share in shares {
-                    parts.push(self.part(&places, link, link.condition, *share, 1.0)?);
+                for share in places.distinct(shares) {
+                    parts.push(self.part(&places, link, link.condition, share, 1.0)?);
                 }
             }
         }
@@ -292,6 +292,13 @@ struct Places {
 }
 
 impl Places {
+    /// The shares that make another device memory: in small ones the longest request may decide.
+    fn distinct(&self, shares: &[f64]) -> Vec<f64> {
+        let mut distinct = shares.to_vec();
+        distinct.dedup_by_key(|share| self.device_blocks(*share));
+        distinct
+    }
+
     /// Device blocks of each worker, so that together they hold `share` of the working set.
     fn device_blocks(&self, share: f64) -> usize {
         let wanted = (share * self.working_set as f64 / WORKERS as f64).ceil();
@@ -381,6 +388,7 @@ mod tests {
         // 12,288 / 4, and 1.1 · 528 = 580.8 where 246 / 4 would be too few.
         assert_eq!(places.device_blocks(0.5), 3_072);
         assert_eq!(places.device_blocks(0.01), 581);
+        assert_eq!(places.distinct(&[0.01, 0.02, 0.5]), [0.01, 0.5]);
     }
 
     #[test]
