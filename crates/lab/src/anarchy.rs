@@ -333,6 +333,7 @@ mod tests {
 
     fn record(requests: Vec<RequestRecord>) -> RunRecord {
         RunRecord {
+            tiers: None,
             requests,
             token_gaps_ms: Vec::new(),
             decisions: Vec::new(),

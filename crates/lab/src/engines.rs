@@ -33,7 +33,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aisimulate_core::engine::{EngineConfig, WorkerType as EngineRole, prefill_handoff_delay_ms};
+use aisimulate_core::engine::{
+    EngineConfig, G2Scope, WorkerType as EngineRole, prefill_handoff_delay_ms,
+};
 use aisimulate_core::{TimingModel, TimingModelConfig};
 use dynamo_kv_router::WorkerType;
 use serde::Deserialize;
@@ -79,6 +81,9 @@ const PRESETS: [(&str, &str, Option<&str>); 5] = [
 
 /// The engine used where none is named.
 pub const DEFAULT_ENGINE: &str = "b200-70b";
+
+/// The simulator's tier below host memory, which its engines refuse outside of its own event loop.
+const DISK_TIER: &str = "g3_offload";
 
 /// An engine that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -256,6 +261,29 @@ impl Engine {
         self.configs[0].block_size
     }
 
+    /// The same under another name, which tells variants apart in results.
+    #[must_use]
+    pub fn renamed(self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
+    }
+
+    /// KV bytes of one token over all GPUs of a rank; absent where the engine does not say.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self) -> Option<u64> {
+        self.configs[0]
+            .kv_cache_bytes_per_token
+            .map(|bytes| bytes as u64)
+    }
+
+    /// Whether all workers share one host tier.
+    pub(crate) fn shares_host_tier(&self) -> bool {
+        let host = self.configs[0].native_host_offload.as_ref();
+        host.is_some_and(|host| host.scope == G2Scope::ClusterShared)
+    }
+
     pub(crate) const fn tensor_parallel(&self) -> u32 {
         self.tensor_parallel
     }
@@ -349,6 +377,12 @@ impl Engine {
             if !(1..=64).contains(&value) {
                 return Err(invalid(format!("{key} is {value}; allowed are 1 to 64")));
             }
+        }
+        if file.engine.contains_key(DISK_TIER) || settings.contains_key(DISK_TIER) {
+            return Err(invalid(format!(
+                "{DISK_TIER} works in NVIDIA's own replay alone; allowed is native_host_offload with a disk's \
+                 latency and bandwidth"
+            )));
         }
         if !(0.0..=LONGEST_MS).contains(&file.handoff_latency_ms) {
             let value = file.handoff_latency_ms;
@@ -501,6 +535,9 @@ mod tests {
             error.starts_with("engine fixed: num_gpu_blocks is \"x\": "),
             "{error}"
         );
+        let disk = json!({"scope": "worker_local", "num_g3_blocks": 1});
+        let error = set("g3_offload", disk).err().unwrap().to_string();
+        assert!(error.contains("native_host_offload"), "{error}");
         let error = set("num_gpu_block", json!(100)).err().unwrap().to_string();
         assert!(
             error.contains("num_gpu_block") && error.contains("num_gpu_blocks"),

@@ -55,12 +55,13 @@ mod workload;
 pub mod workloads;
 
 pub use adapter::{
-    Decision, Ending, Listing, PoolRecord, RegimeSince, RequestRecord, RunRecord, WorkerConfig,
+    Decision, Ending, Listing, PoolRecord, RegimeSince, RequestRecord, RunRecord, TierTraffic,
+    WorkerConfig,
 };
 pub use anarchy::{Anarchy, Gaps, STRETCHES, Stretch};
 pub use engines::{DEFAULT_ENGINE, Engine, EngineError, EnginePreset};
 pub use lifecycle::{Lifecycle, RegimeLifecycle};
-pub use metrics::{Distribution, Metrics, Slo};
+pub use metrics::{Distribution, Metrics, Slo, TierUse};
 pub use policies::{Catalog, Link, Linker, MODEL, Policy, PolicyError, Selector};
 pub use queueing::{Expected, Queueing, Reading};
 pub use regimes::RegimeTimes;

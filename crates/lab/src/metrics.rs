@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::adapter::{Ending, RequestRecord, RunRecord};
+use crate::adapter::{Ending, RequestRecord, RunRecord, TierTraffic};
 
 /// Latencies within which a request counts as served well.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -80,6 +80,34 @@ impl Distribution {
     }
 }
 
+/// Where prompts were found, and what moved between device memory and the host tier.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TierUse {
+    /// Share of all prompt tokens that were in device memory.
+    pub device_hits: f64,
+    /// Share of all prompt tokens that came from the host tier.
+    pub host_hits: f64,
+    /// Brought from the host tier for first admissions, GB (10⁹ bytes).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_read_gb: Option<f64>,
+    /// Written to the host tier, GB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_written_gb: Option<f64>,
+}
+
+impl TierUse {
+    /// Absent without prompt tokens.
+    fn of(traffic: &TierTraffic, prompt_tokens: f64) -> Option<Self> {
+        let gb = |tokens: u64| Some(tokens as f64 * traffic.bytes_per_token? as f64 / 1e9);
+        Some(Self {
+            device_hits: ratio(traffic.device_tokens as f64, prompt_tokens)?,
+            host_hits: ratio(traffic.host_tokens as f64, prompt_tokens)?,
+            host_read_gb: gb(traffic.host_tokens),
+            host_written_gb: traffic.written_tokens.and_then(gb),
+        })
+    }
+}
+
 /// The measurements of one run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
@@ -113,6 +141,9 @@ pub struct Metrics {
     /// The same as the mean over requests of each one's share: mean of ratios.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_reuse_request_mean: Option<f64>,
+    /// The same by tier; absent without a host tier, and where the engine does not tell tiers apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<TierUse>,
     /// Most tokens processed by one worker over the mean, in the less even pool; 1 is even.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imbalance: Option<f64>,
@@ -201,6 +232,9 @@ impl Metrics {
                 reuse().filter_map(|(hit, all)| ratio(hit, all)).sum(),
                 reuse().count() as f64,
             ),
+            tiers: record
+                .tiers
+                .and_then(|it| TierUse::of(&it, reuse().map(|(_, all)| all).sum())),
             imbalance: evenness()
                 .map(|(imbalance, _)| imbalance)
                 .max_by(f64::total_cmp),
@@ -303,6 +337,7 @@ mod tests {
 
     fn run(requests: Vec<RequestRecord>) -> RunRecord {
         RunRecord {
+            tiers: None,
             requests,
             token_gaps_ms: vec![10.0, 20.0],
             decisions: Vec::new(),
@@ -387,6 +422,34 @@ mod tests {
         assert_eq!(metrics.engine_reuse, Some(0.95));
         let mean = metrics.engine_reuse_request_mean.unwrap();
         assert!((mean - 0.485).abs() < 0.001, "{mean}");
+    }
+
+    #[test]
+    fn hits_and_bytes_are_told_by_tier_and_are_absent_where_they_are_not_known() {
+        let mut record = run(vec![request(0.0, 1.0, 2.0, 2); 2]);
+        assert_eq!(Metrics::of(&record, Slo::default(), 0).tiers, None);
+        let mut traffic = TierTraffic {
+            device_tokens: 60,
+            host_tokens: 40,
+            written_tokens: Some(80),
+            bytes_per_token: Some(50_000_000),
+        };
+        record.tiers = Some(traffic);
+        // Of 200 prompt tokens; 40 and 80 tokens of 0.05 GB.
+        let expected = TierUse {
+            device_hits: 0.3,
+            host_hits: 0.2,
+            host_read_gb: Some(2.0),
+            host_written_gb: Some(4.0),
+        };
+        assert_eq!(Metrics::of(&record, Slo::default(), 0).tiers, Some(expected));
+        traffic.bytes_per_token = None;
+        record.tiers = Some(traffic);
+        let unknown = Metrics::of(&record, Slo::default(), 0).tiers.unwrap();
+        assert_eq!(
+            (unknown.host_read_gb, unknown.host_written_gb),
+            (None, None)
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::anarchy::Anarchy;
 use crate::detection::Detection;
-use crate::experiments::{Comparison, PaperReport, Score};
+use crate::experiments::{Comparison, PaperReport, Score, TierPoint};
 use crate::files::write_whole;
 use crate::metrics::Metrics;
 use crate::queueing::Queueing;
@@ -84,6 +84,9 @@ pub struct RunEntry {
     /// What is unusual about the run, in a suite of such conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
+    /// Where it stands in the suite of tiers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_point: Option<TierPoint>,
     /// Name of the workload.
     pub workload: String,
     /// `light`, `knee`, `saturated`, or a number.
@@ -127,6 +130,7 @@ impl RunEntry {
         Self {
             policy: experiment.policy.label().to_owned(),
             condition: None,
+            tier_point: None,
             workload: experiment.workload.name.clone(),
             load: experiment.load,
             offered: experiment.offered,
@@ -355,6 +359,20 @@ fn cells(run: &RunEntry) -> Vec<(String, String)> {
     ] {
         cells.push((format!("anarchy.{name}"), number(value)));
     }
+    let (point, tiers) = (run.tier_point, metrics.tiers);
+    for (name, value) in [
+        ("tier_point.cache_share", point.map(|it| it.cache_share)),
+        ("tier_point.omega_scale", point.map(|it| it.omega_scale)),
+        ("tiers.device_hits", tiers.map(|it| it.device_hits)),
+        ("tiers.host_hits", tiers.map(|it| it.host_hits)),
+        ("tiers.host_read_gb", tiers.and_then(|it| it.host_read_gb)),
+        (
+            "tiers.host_written_gb",
+            tiers.and_then(|it| it.host_written_gb),
+        ),
+    ] {
+        cells.push((name.into(), number(value)));
+    }
     cells
 }
 
@@ -367,6 +385,7 @@ mod tests {
         RunEntry {
             policy: "mine, \"twice\"".into(),
             condition: None,
+            tier_point: None,
             workload: "chat".into(),
             load: Some(Load::Number(1.5)),
             offered: Some(OfferedLoad::Rate(1.5)),

@@ -824,6 +824,43 @@ fn a_small_reproduction_of_the_paper_is_judged_drawn_and_goes_on_where_it_stoppe
 }
 
 #[test]
+fn a_suite_of_tiers_is_compared_with_fixed_weights_and_has_a_page_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().to_str().unwrap();
+    let table = ok(&[
+        "suite",
+        "tiers",
+        "--quick",
+        "--seeds",
+        "1",
+        "--size",
+        "0.06",
+        "--policies",
+        "time,round-robin",
+        "--out",
+        to,
+        "--report",
+        to,
+    ]);
+    for condition in ["host-63", "slow-4", "omega-0.1", "omega-4"] {
+        assert!(table.contains(&format!("{condition}, ")), "{condition}");
+    }
+    let results = results(folder.path());
+    let runs = results["runs"].as_array().unwrap();
+    // 2 links, workloads, sizes and loads; 2 scales of ω on 2 workloads at 2 loads; 3 policies.
+    assert_eq!(runs.len(), (16 + 8) * 3);
+    for run in runs {
+        assert!(run["tier_point"]["cache_share"].is_number(), "{run}");
+        assert!(run["tiers"]["host_read_gb"].is_number(), "{run}");
+    }
+    for score in results["scoreboard"].as_array().unwrap() {
+        assert_eq!(score["baseline"], "weights");
+    }
+    let page = std::fs::read_to_string(folder.path().join("tiers.html")).unwrap();
+    assert!(page.contains("regime-lab suite tiers"));
+}
+
+#[test]
 fn a_folder_of_traces_is_added_and_other_files_in_it_passed_over() {
     let traces = tempfile::tempdir().unwrap();
     let row = |index: usize| {

@@ -18,7 +18,7 @@ use super::record::RunRecord;
 use super::roster::{Listing, Roster};
 use super::router::{Router, SelectionTime, role_config};
 use super::shadow::{self, Shadow, Watched};
-use super::simulation::{Pool, Setup, Simulation};
+use super::simulation::{HostTier, Pool, Setup, Simulation};
 use super::watch::RegimeWatch;
 use crate::engines::Engine;
 use crate::lifecycle::RegimeLifecycle;
@@ -151,6 +151,11 @@ pub(crate) fn simulate(
         lifecycles: built.lifecycles,
         watch: RegimeWatch::new(built.handle),
         shadow,
+        host_tier: HostTier {
+            shared: engine.shares_host_tier(),
+            block_size: engine.block_size() as u64,
+            bytes_per_token: engine.kv_bytes_per_token(),
+        },
     };
     Simulation::new(workload, setup).run()
 }

@@ -28,7 +28,9 @@ mod source;
 mod watch;
 
 pub(crate) use build::{SimulationSettings, simulate};
-pub use record::{Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord};
+pub use record::{
+    Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord, TierTraffic,
+};
 pub use roster::{Listing, WorkerConfig};
 pub(crate) use router::Chooser;
 pub(crate) use shadow::{Seen, Watched};

@@ -110,6 +110,19 @@ pub struct RegimeSince {
     pub regime: Regime,
 }
 
+/// Prompt tokens by the tier in which an engine found them, and what it moved to and from its host tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierTraffic {
+    /// Tokens found in device memory, of the first admission of each request.
+    pub device_tokens: u64,
+    /// Tokens brought from the host tier, likewise.
+    pub host_tokens: u64,
+    /// Tokens written to the host tier; absent where workers share one, since all of them tell of each.
+    pub written_tokens: Option<u64>,
+    /// KV bytes of a token; absent where the engine does not say.
+    pub bytes_per_token: Option<u64>,
+}
+
 /// Everything that came of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunRecord {
@@ -121,6 +134,8 @@ pub struct RunRecord {
     pub decisions: Vec<Decision>,
     /// One aggregated pool, or prefill and decode.
     pub pools: Vec<PoolRecord>,
+    /// What the tiers of the prefilling pool did; absent where the engine does not tell them apart.
+    pub tiers: Option<TierTraffic>,
     /// When the last thing happened, ms.
     pub end_ms: f64,
 }

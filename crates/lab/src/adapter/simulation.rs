@@ -10,7 +10,9 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use aisimulate_core::engine::{Command, CommandResult, Output, Request};
+use aisimulate_core::engine::{
+    Command, CommandResult, KvEvent, KvEventData, KvEventTier, Output, Request,
+};
 use aisimulate_core::replay::{HandoffCoordinatorCore, HandoffOrder, IssuedHandoffAction};
 use anyhow::{Context, Result, bail, ensure};
 use dynamo_kv_router::WorkerType;
@@ -20,7 +22,10 @@ use uuid::Uuid;
 
 use super::build::Simulated;
 use super::fleet::{Fleet, RankEnd, Started};
-use super::record::{Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord};
+use super::record::{
+    Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord, TierTraffic,
+};
+use super::roster::Seat;
 use super::router::{Ask, Placed, Router, SelectionTime};
 use super::source::{Source, Tokens};
 use super::watch::RegimeWatch;
@@ -124,7 +129,20 @@ pub(super) struct Simulation<'a> {
     shadow: Handle,
     token_gaps_ms: Vec<f32>,
     decisions: Vec<Decision>,
+    /// Absent until an engine tells tiers apart.
+    tiers: Option<TierTraffic>,
+    host_tier: HostTier,
+    written_tokens: u64,
     fruitless_passes: u64,
+}
+
+/// What is known of the host tier before a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HostTier {
+    /// Whether all workers share one.
+    pub(super) shared: bool,
+    pub(super) block_size: u64,
+    pub(super) bytes_per_token: Option<u64>,
 }
 
 /// What a simulation needs besides its workload.
@@ -137,6 +155,7 @@ pub(super) struct Setup {
     pub(super) lifecycles: Vec<Box<dyn Lifecycle>>,
     pub(super) watch: RegimeWatch,
     pub(super) shadow: Handle,
+    pub(super) host_tier: HostTier,
 }
 
 pub(super) fn request_uuid(request: usize) -> Uuid {
@@ -168,6 +187,9 @@ impl<'a> Simulation<'a> {
             shadow: setup.shadow,
             token_gaps_ms: Vec::new(),
             decisions: Vec::new(),
+            tiers: None,
+            host_tier: setup.host_tier,
+            written_tokens: 0,
             fruitless_passes: 0,
         }
     }
@@ -225,6 +247,11 @@ impl<'a> Simulation<'a> {
                     regimes: pool.regimes,
                 })
                 .collect(),
+            tiers: self.tiers.map(|tiers| TierTraffic {
+                written_tokens: (!self.host_tier.shared).then_some(self.written_tokens),
+                bytes_per_token: self.host_tier.bytes_per_token,
+                ..tiers
+            }),
             end_ms: self.now_ms,
         };
         Ok(Simulated {
@@ -451,13 +478,25 @@ impl<'a> Simulation<'a> {
 
     /// Apply a command whose only effects besides its result are KV events.
     fn command(&mut self, pool: usize, placed: &Placed, command: Command) -> Result<CommandResult> {
-        let pool = &mut self.pools[pool];
         let seat = placed.seat;
-        let effects = pool
-            .fleet
-            .command(seat.worker, seat.rank, command, self.now_ms)?;
-        pool.router.observe(seat, effects.kv_events, self.now_ms)?;
+        let effects =
+            self.pools[pool]
+                .fleet
+                .command(seat.worker, seat.rank, command, self.now_ms)?;
+        self.observe(pool, seat, effects.kv_events)?;
         Ok(effects.result)
+    }
+
+    /// KV events of one rank go to the router of its pool.
+    fn observe(&mut self, pool: usize, seat: Seat, events: Vec<KvEvent>) -> Result<()> {
+        let written = events.iter().map(|event| match &event.data {
+            KvEventData::Stored(stored) if event.tier == KvEventTier::HostPinned => {
+                stored.blocks.len() as u64
+            }
+            _ => 0,
+        });
+        self.written_tokens += written.sum::<u64>() * self.host_tier.block_size;
+        self.pools[pool].router.observe(seat, events, self.now_ms)
     }
 
     pub(super) fn engine_request(&self, request: usize, output_tokens: u32) -> Request {
@@ -488,6 +527,11 @@ impl<'a> Simulation<'a> {
                     record
                         .reused_tokens
                         .get_or_insert(u32::try_from(admission.reused_input_tokens)?);
+                    if let Some(found) = admission.cache_tier_attribution {
+                        let tiers = self.tiers.get_or_insert_default();
+                        tiers.device_tokens += found.g1_reused_input_tokens as u64;
+                        tiers.host_tokens += found.host_reused_input_tokens as u64;
+                    }
                 }
             }
             self.fruitless_passes += 1;
@@ -514,14 +558,12 @@ impl<'a> Simulation<'a> {
     }
 
     fn rank_ended(&mut self, pool: usize, end: RankEnd) -> Result<()> {
-        let seat = super::roster::Seat {
+        let seat = Seat {
             worker: end.worker,
             rank: end.rank,
         };
         self.pools[pool].work_tokens[end.worker] += end.work;
-        self.pools[pool]
-            .router
-            .observe(seat, end.kv_events, self.now_ms)?;
+        self.observe(pool, seat, end.kv_events)?;
         if !end.outputs.is_empty() || !end.lifecycle.is_empty() {
             self.fruitless_passes = 0;
         }

@@ -103,6 +103,16 @@ pub(super) struct FleetArgs {
 
 impl FleetArgs {
     pub(super) fn engine(&self) -> anyhow::Result<Engine> {
+        Ok(Engine::load_with(&self.engine, &self.engine_settings()?)?)
+    }
+
+    /// Name of the engine.
+    pub(super) fn engine_name(&self) -> &str {
+        &self.engine
+    }
+
+    /// Its changed settings.
+    pub(super) fn engine_settings(&self) -> anyhow::Result<Map<String, Value>> {
         let mut settings = Map::new();
         for setting in &self.engine_set {
             let (key, value) = setting
@@ -112,7 +122,7 @@ impl FleetArgs {
                 .with_context(|| format!("--engine-set {key}: {value:?} is no YAML"))?;
             settings.insert(key.to_owned(), value);
         }
-        Ok(Engine::load_with(&self.engine, &settings)?)
+        Ok(settings)
     }
 
     pub(super) fn settings(&self) -> Settings {

@@ -181,7 +181,7 @@ pub(super) fn details<'a>(
         .filter_map(|trial| {
             let (experiment, run) = trial.run(catalog).ok()?;
             Some(RunDetail {
-                condition: trial.condition.map(|it| it.to_string()),
+                condition: trial.condition.map(str::to_owned),
                 ..RunDetail::from_run(&experiment, &run)
             })
         })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `regime-lab suite standard` and `regime-lab suite stress`: the scoreboards.
+//! `regime-lab suite standard`, `stress` and `tiers`: the scoreboards.
 //!
 //! With `--out` each finished run is noted at once. The same command goes on where it was interrupted.
 
@@ -12,10 +12,12 @@ use clap::Subcommand;
 
 use super::args::{FleetArgs, Level, OutputArgs, SeedArgs, distinct, policies, size};
 use super::{output, progress, tables};
+use crate::engines::Engine;
 use crate::experiments::{
-    Condition, Journal, Part, Runner, Suite, compare, scoreboard, standard_policies,
+    Condition, Journal, Part, Runner, Suite, TierSuite, compare, scoreboard, standard_policies,
 };
 use crate::policies::{Catalog, Policy};
+use crate::report;
 use crate::results::Results;
 use crate::topology::Topology;
 use crate::traces::{ReadOptions, TraceError};
@@ -24,6 +26,9 @@ use crate::workloads::{Generator, SourceError, WorkloadSource};
 /// Number of seeds where none is given.
 const USUAL_SEEDS: u16 = 3;
 const BASELINE: &str = "default";
+
+/// Share of the standard requests in a run of the suite of tiers, which has many.
+const TIERS_SIZE: f64 = 0.5;
 
 /// Policies of the quick standard suite and of the stress suite.
 const QUICK_POLICIES: [&str; 5] = [
@@ -51,6 +56,8 @@ pub(super) enum Args {
     Standard(StandardArgs),
     /// Policies where something is wrong with the fleet, or with what they take it for
     Stress(StressArgs),
+    /// Ways to count cached blocks in lower tiers, over link, cache size, sharing, load and ω
+    Tiers(TiersArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -86,7 +93,13 @@ pub(super) struct StressArgs {
     conditions: Vec<Condition>,
 }
 
-/// What both suites have.
+#[derive(Debug, clap::Args)]
+pub(super) struct TiersArgs {
+    #[command(flatten)]
+    common: SuiteArgs,
+}
+
+/// What all suites have.
 #[derive(Debug, clap::Args)]
 struct SuiteArgs {
     /// Fewer workloads and pools, and of the standard suite fewer policies: a few minutes on two cores
@@ -94,13 +107,14 @@ struct SuiteArgs {
     quick: bool,
     #[command(flatten)]
     seeds: SeedArgs,
-    /// Policies, each compared with default; absent: all in the standard suite, five in the other and
-    /// where it is quick
+    /// Policies, each compared with default; absent: all in the standard suite, five in the stress suite and
+    /// where it is quick. In the suite of tiers: weights, the baseline there, time, time-preset, device, or
+    /// any other
     #[arg(long, value_name = "P,P,…", value_delimiter = ',')]
     policies: Vec<String>,
-    /// Requests of each run as a share of the standard number
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = size)]
-    size: f64,
+    /// Requests of each run as a share of the standard number; absent: 1, in the suite of tiers 0.5
+    #[arg(long, value_name = "X", value_parser = size)]
+    size: Option<f64>,
     /// Forget the finished runs in the folder of --out
     #[arg(long)]
     fresh: bool,
@@ -113,15 +127,22 @@ pub(super) fn main(
     output: &OutputArgs,
     catalog: &Catalog,
 ) -> anyhow::Result<ExitCode> {
-    let (common, parts) = match args {
-        Args::Standard(args) => (&args.common, vec![args.part(output, catalog)?]),
-        Args::Stress(args) => (&args.common, args.parts(output, catalog)?),
+    let (common, parts, baseline, usual_size) = match args {
+        Args::Standard(args) => {
+            let part = args.part(output, catalog)?;
+            (&args.common, vec![part], BASELINE, 1.0)
+        }
+        Args::Stress(args) => (&args.common, args.parts(output, catalog)?, BASELINE, 1.0),
+        Args::Tiers(args) => {
+            let parts = args.parts(catalog)?;
+            (&args.common, parts, TierSuite::BASELINE, TIERS_SIZE)
+        }
     };
     let suite = Suite {
         parts,
         engine: common.fleet.engine()?,
         seeds: common.seeds.list(USUAL_SEEDS)?,
-        size: common.size,
+        size: common.size.unwrap_or(usual_size),
     };
     for cell in suite.cells() {
         cell.check(cell.source.default_scale().load)?;
@@ -130,6 +151,7 @@ pub(super) fn main(
     let journal = output::journal(output, common.fresh)?;
     Ok(output::outcome(run(
         &suite,
+        baseline,
         journal.as_ref(),
         output,
         catalog,
@@ -138,6 +160,7 @@ pub(super) fn main(
 
 fn run(
     suite: &Suite,
+    baseline: &str,
     journal: Option<&Journal>,
     output: &OutputArgs,
     catalog: &Catalog,
@@ -170,15 +193,18 @@ fn run(
         code = runs_code;
     }
     let mut results = Results::new(output::provenance(), runs);
-    results.comparisons = compare(&results.runs, BASELINE);
-    results.scoreboard = scoreboard(&results.runs, BASELINE);
+    results.comparisons = compare(&results.runs, baseline);
+    results.scoreboard = scoreboard(&results.runs, baseline);
     let plotted = trials.iter().filter(|trial| suite.plots(trial));
     output::finish(
         output,
         &results,
         || output::details(plotted, catalog),
-        || tables::scoreboard(&results, BASELINE),
+        || tables::scoreboard(&results, baseline),
     )?;
+    if let Some(folder) = output.report.as_deref().filter(|_| suite.has_tiers()) {
+        report::write_tiers(folder, &results)?;
+    }
     Ok(code)
 }
 
@@ -218,6 +244,7 @@ impl StandardArgs {
         let settings = self.common.fleet.settings();
         Ok(Part {
             condition: None,
+            tiers: None,
             policies,
             sources: WorkloadSource::distinct(sources),
             topologies,
@@ -252,6 +279,29 @@ impl StressArgs {
             parts.push(part);
         }
         Ok(parts)
+    }
+}
+
+impl TiersArgs {
+    fn parts(&self, catalog: &Catalog) -> anyhow::Result<Vec<Part>> {
+        let fleet = &self.common.fleet;
+        let given = fleet.engine_settings()?;
+        let suite = TierSuite {
+            quick: self.common.quick,
+            size: self.common.size.unwrap_or(TIERS_SIZE),
+            settings: fleet.settings(),
+            catalog,
+            policies: match self.common.policies.is_empty() {
+                true => TierSuite::POLICIES.map(str::to_owned).to_vec(),
+                false => self.common.policies.clone(),
+            },
+            engine: &|settings| {
+                let mut all = given.clone();
+                all.extend(settings);
+                Engine::load_with(fleet.engine_name(), &all)
+            },
+        };
+        Ok(suite.parts()?)
     }
 }
 

@@ -406,6 +406,7 @@ mod tests {
         RunEntry {
             policy: policy.into(),
             condition: None,
+            tier_point: None,
             workload: "w".into(),
             load: Some(Load::Level(LoadLevel::Knee)),
             offered: None,

@@ -105,7 +105,8 @@ impl Condition {
             }
         };
         Ok(Part {
-            condition: Some(self),
+            condition: Some(self.name()),
+            tiers: None,
             policies: policies
                 .iter()
                 .map(|policy| self.policy(policy))

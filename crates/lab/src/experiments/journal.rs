@@ -137,6 +137,7 @@ mod tests {
         RunEntry {
             policy: "p".into(),
             condition: None,
+            tier_point: None,
             workload: "w".into(),
             load: None,
             offered: None,

@@ -178,6 +178,7 @@ impl Cell {
         Trial {
             policy,
             condition: None,
+            tier_point: None,
             source: self.source.clone(),
             scale: self.scale(found.offered, seed),
             load,

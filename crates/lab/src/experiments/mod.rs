@@ -16,6 +16,7 @@ mod scoreboard;
 mod statistics;
 mod suite;
 mod sweep;
+mod tiers;
 mod trial;
 
 pub(crate) use comparison::not_reached;
@@ -35,4 +36,5 @@ pub use statistics::Ratio;
 pub(crate) use statistics::median;
 pub use suite::{Part, Suite, standard_policies, standard_requests};
 pub use sweep::{Axis, AxisError, ParetoPoint, grid, mark_pareto, pareto_front};
+pub use tiers::{TierError, TierPart, TierPoint, TierSuite};
 pub use trial::{Runner, Trial, TrialError};

@@ -78,7 +78,7 @@ pub struct Standing {
     /// The worst cell's; absent where no cell counts as worse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worst: Option<f64>,
-    /// Workload, load and topology of that cell: `chat/knee/4`.
+    /// Workload, load and topology of that cell: `chat/knee/4`, and the cache in a suite of tiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worst_cell: Option<String>,
 }
@@ -192,7 +192,11 @@ impl<'a> Outcome<'a> {
 
     fn name(&self) -> String {
         let load = self.run.load.map_or("-".into(), |load| load.to_string());
-        format!("{}/{load}/{}", self.run.workload, self.run.topology)
+        let place = format!("{}/{load}/{}", self.run.workload, self.run.topology);
+        match self.run.tier_point {
+            Some(point) => format!("{place}/cache {:.0} %", 100.0 * point.cache_share),
+            None => place,
+        }
     }
 }
 
@@ -319,6 +323,7 @@ const fn is_zero(count: &u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::TierPoint;
     use crate::metrics::Distribution;
     use crate::run::{Load, LoadLevel, Settings};
 
@@ -327,6 +332,7 @@ mod tests {
         RunEntry {
             policy: policy.into(),
             condition: None,
+            tier_point: None,
             workload: workload.into(),
             load: Some(Load::Level(LoadLevel::Knee)),
             offered: None,
@@ -402,6 +408,14 @@ mod tests {
         let p99 = only(&runs).ttft_ms_p99.unwrap();
         assert!(near(p99.worst.unwrap(), 1.2));
         assert_eq!(p99.worst_cell.as_deref(), Some("much/knee/4"));
+        for run in &mut runs {
+            run.tier_point = Some(TierPoint {
+                cache_share: 0.1,
+                omega_scale: 1.0,
+            });
+        }
+        let p99 = only(&runs).ttft_ms_p99.unwrap();
+        assert_eq!(p99.worst_cell.as_deref(), Some("much/knee/4/cache 10 %"));
         let p99 = only(&runs[..2]).ttft_ms_p99.unwrap();
         assert!(near(p99.geo, 3.0));
         assert_eq!((p99.worst, p99.worst_cell), (None, None));

@@ -9,8 +9,8 @@
 //!
 //! A trace is cut to as many requests, each seed another part of it, and sped up to the same loads.
 
-use super::condition::Condition;
 use super::load_search::{Cell, Levels, SearchError, runs_of_searches, searches};
+use super::tiers::TierPart;
 use super::trial::{Runner, Trial, same_source};
 use crate::engines::Engine;
 use crate::policies::{Catalog, Policy, PolicyError};
@@ -33,7 +33,9 @@ pub struct Suite {
 /// Every workload on every pool at every load under every policy.
 pub struct Part {
     /// What is unusual; absent in the standard suite.
-    pub condition: Option<Condition>,
+    pub condition: Option<&'static str>,
+    /// Its own engines; absent: the suite's.
+    pub tiers: Option<TierPart>,
     /// Policies; each gets the same trials.
     pub policies: Vec<Policy>,
     /// Workloads.
@@ -87,11 +89,11 @@ impl Suite {
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells: Vec<Cell> = Vec::new();
         for (part, source, topology) in self.places() {
-            let known = |cell: &Cell| is_cell(cell, part, source, topology);
+            let known = |cell: &Cell| self.is_cell(cell, part, source, topology);
             if !cells.iter().any(known) {
                 cells.push(Cell {
                     source: source.clone(),
-                    engine: self.engine.clone(),
+                    engine: self.searched_engine(part).clone(),
                     topology,
                     requests: self.requests(source, topology),
                     settings: part.searched.clone(),
@@ -127,12 +129,17 @@ impl Suite {
         let found: Vec<(Cell, &Option<Levels>)> = self.cells().into_iter().zip(levels).collect();
         let mut trials = Vec::new();
         for (part, source, topology) in self.places() {
-            let here = |(cell, _): &&(Cell, _)| is_cell(cell, part, source, topology);
+            let here = |(cell, _): &&(Cell, _)| self.is_cell(cell, part, source, topology);
             let Some((cell, Some(levels))) = found.iter().find(here) else {
                 continue;
             };
             let cell = Cell {
                 settings: part.settings.clone(),
+                engine: part
+                    .tiers
+                    .as_ref()
+                    .map_or(&self.engine, |it| &it.engine)
+                    .clone(),
                 ..cell.clone()
             };
             for level in &part.loads {
@@ -141,6 +148,7 @@ impl Suite {
                         let (policy, load) = (policy.clone(), Load::Level(*level));
                         trials.push(Trial {
                             condition: part.condition,
+                            tier_point: part.tiers.as_ref().map(|it| it.point),
                             ..cell.trial(policy, levels.at(*level), load, *seed)
                         });
                     }
@@ -151,17 +159,24 @@ impl Suite {
     }
 
     /// Whether a page shows plots of the trial. Of every cell it would be too long to read: those of the
-    /// first seed, the first pool and the knee stand for each workload.
+    /// first seed, the first pool and the knee stand for each workload. The suite of tiers has plots of its own.
     #[must_use]
     pub fn plots(&self, trial: &Trial) -> bool {
         self.seeds.first() == Some(&trial.scale.seed)
             && self.parts.iter().any(|part| {
                 let knee = part.loads.iter().find(|load| **load == LoadLevel::Knee);
                 let load = knee.or(part.loads.first());
-                part.condition == trial.condition
+                part.tiers.is_none()
+                    && part.condition == trial.condition
                     && part.topologies.first() == Some(&trial.topology)
                     && load.is_some_and(|load| trial.load == Load::Level(*load))
             })
+    }
+
+    /// Whether it is, or has a part of, a suite of tiers.
+    #[must_use]
+    pub fn has_tiers(&self) -> bool {
+        self.parts.iter().any(|part| part.tiers.is_some())
     }
 
     /// Each workload on each pool, part by part.
@@ -175,19 +190,37 @@ impl Suite {
     }
 
     fn requests(&self, source: &WorkloadSource, topology: Topology) -> usize {
-        let full = standard_requests(source, topology.workers()) as f64;
-        let wanted = (full * self.size).ceil() as usize;
-        match source {
-            WorkloadSource::Generated(_) => wanted.max(1),
-            // Half of the rows at most, so that seeds can differ.
-            WorkloadSource::Recorded(trace) => wanted.min(trace.workload.requests() / 2).max(1),
-        }
+        sized_requests(source, topology.workers(), self.size)
+    }
+
+    /// What the workers of a part run while its loads are searched.
+    fn searched_engine<'a>(&'a self, part: &'a Part) -> &'a Engine {
+        part.tiers.as_ref().map_or(&self.engine, |it| &it.searched)
+    }
+
+    /// Whether this is where the loads of the workload on the pool are searched.
+    fn is_cell(
+        &self,
+        cell: &Cell,
+        part: &Part,
+        source: &WorkloadSource,
+        topology: Topology,
+    ) -> bool {
+        same_source(&cell.source, source)
+            && cell.topology == topology
+            && cell.settings == part.searched
+            && cell.engine.name() == self.searched_engine(part).name()
     }
 }
 
-/// Whether this is where the loads of the workload on the pool are searched.
-fn is_cell(cell: &Cell, part: &Part, source: &WorkloadSource, topology: Topology) -> bool {
-    same_source(&cell.source, source) && cell.topology == topology && cell.settings == part.searched
+/// Requests of one run at a share of the [standard number](standard_requests).
+pub(super) fn sized_requests(source: &WorkloadSource, workers: usize, size: f64) -> usize {
+    let wanted = (standard_requests(source, workers) as f64 * size).ceil() as usize;
+    match source {
+        WorkloadSource::Generated(_) => wanted.max(1),
+        // Half of the rows at most, so that seeds can differ.
+        WorkloadSource::Recorded(trace) => wanted.min(trace.workload.requests() / 2).max(1),
+    }
 }
 
 #[cfg(test)]
@@ -195,7 +228,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::experiments::Found;
+    use crate::experiments::{Condition, Found};
     use crate::workloads::OfferedLoad;
 
     const fn found(rate: f64) -> Found {
@@ -227,6 +260,7 @@ mod tests {
     fn standard() -> Suite {
         suite(vec![Part {
             condition: None,
+            tiers: None,
             policies: policies(),
             sources: [Generator::Chat, Generator::Paper]
                 .map(WorkloadSource::Generated)
@@ -295,7 +329,7 @@ mod tests {
             .collect();
         let cells = suite.cells();
         for trial in suite.trials(&levels) {
-            let condition = trial.condition.unwrap();
+            let condition: Condition = trial.condition.unwrap().parse().unwrap();
             let late = condition == Condition::LateEvents;
             let slow = condition == Condition::SlowWorker;
             assert_eq!(

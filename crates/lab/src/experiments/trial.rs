@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::condition::Condition;
 use super::journal::{Journal, as_read};
+use super::tiers::TierPoint;
 use crate::engines::Engine;
 use crate::policies::{Catalog, Policy};
 use crate::results::{ResultsError, RunEntry};
@@ -28,7 +28,9 @@ pub struct Trial {
     /// Who chooses.
     pub policy: Policy,
     /// What is unusual about it, for the record.
-    pub condition: Option<Condition>,
+    pub condition: Option<&'static str>,
+    /// Where it stands in the suite of tiers.
+    pub tier_point: Option<TierPoint>,
     /// Where the workload comes from.
     pub source: WorkloadSource,
     /// Its size, load and seed; the seed is that of the run, too.
@@ -75,8 +77,14 @@ impl Trial {
         let mut hasher = DefaultHasher::new();
         let load = serde_json::to_string(&self.load).unwrap_or_default();
         format!(
-            "{:?} {:?} {:?} {load} {:?} {} {:?}",
-            self.policy, self.condition, self.scale, self.engine, self.topology, self.settings,
+            "{:?} {:?} {:?} {:?} {load} {:?} {} {:?}",
+            self.policy,
+            self.condition,
+            self.tier_point,
+            self.scale,
+            self.engine,
+            self.topology,
+            self.settings,
         )
         .hash(&mut hasher);
         // A policy file may change under its name, and so may a trace.
@@ -94,7 +102,8 @@ impl Trial {
     #[must_use]
     pub fn entry(&self, experiment: &Experiment, run: &Run) -> RunEntry {
         RunEntry {
-            condition: self.condition.map(|it| it.to_string()),
+            condition: self.condition.map(str::to_owned),
+            tier_point: self.tier_point,
             load_not_reached: !self.load_reached,
             ..RunEntry::new(experiment, run)
         }

@@ -22,6 +22,7 @@ mod paint;
 mod paper;
 mod plots;
 mod theory;
+mod tiers;
 
 use std::path::Path;
 
@@ -123,6 +124,15 @@ pub fn write_detection(
         &drawn,
         plots::is_ours,
     )
+}
+
+/// Write `tiers.html` and its plots into `dir`, as [`write`] does: the runs of a suite of tiers.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_tiers(dir: &Path, results: &Results) -> Result<(), ReportError> {
+    let (page, drawn) = tiers::page(results)?;
+    publish(dir, tiers::PAGE, page, &drawn, tiers::is_ours)
 }
 
 fn publish(

@@ -223,7 +223,7 @@ pub(super) fn provenance(html: &mut String, results: &Results) {
 }
 
 /// Each policy over all cells, condition by condition.
-fn scoreboard(html: &mut String, results: &Results) {
+pub(super) fn scoreboard(html: &mut String, results: &Results) {
     let Some(first) = results.scoreboard.first() else {
         return;
     };
@@ -619,7 +619,7 @@ fn best<'a>(results: &Results, group: &'a Group<'_>, column: &Column) -> Option<
     claimed.then_some(best)
 }
 
-fn written(value: f64, unit: Unit) -> String {
+pub(super) fn written(value: f64, unit: Unit) -> String {
     Axis::text(value, unit)
 }
 

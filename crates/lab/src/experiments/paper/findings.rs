@@ -654,6 +654,7 @@ mod tests {
         RunEntry {
             policy: policy.into(),
             condition: None,
+            tier_point: None,
             workload: fleet.workload.name().into(),
             load: Some(Load::Number(sessions as f64)),
             offered: None,
