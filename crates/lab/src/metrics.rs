@@ -442,7 +442,10 @@ mod tests {
             host_read_gb: Some(2.0),
             host_written_gb: Some(4.0),
         };
-        assert_eq!(Metrics::of(&record, Slo::default(), 0).tiers, Some(expected));
+        assert_eq!(
+            Metrics::of(&record, Slo::default(), 0).tiers,
+            Some(expected)
+        );
         traffic.bytes_per_token = None;
         record.tiers = Some(traffic);
         let unknown = Metrics::of(&record, Slo::default(), 0).tiers.unwrap();
