@@ -6,7 +6,7 @@
 # PROFILE=release gives optimised binaries to run and demo (its first build takes far longer).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frontend run demo lab test test-peers lint bench release
+.PHONY: help setup frontend run demo lab test test-peers test-kvbm lint bench release
 
 # rustup's directory, for shells that have not sourced its profile.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -44,6 +44,10 @@ test: setup ## Run all tests
 test-peers: ## Run the tests against the OpenAI client and Dynamo's own workers from PyPI
 	@scripts/setup.sh --peers
 	cargo test --workspace --features regime-integration/peers --test peers $(ARGS)
+
+# Its own build: no other crate needs KVBM's, and features of the workspace's would change with them.
+test-kvbm: setup ## Test the offload policy for NVIDIA's KV block manager
+	cargo test -p regime-kv --features kvbm $(ARGS)
 
 lint: setup ## Check formatting and run clippy, warnings denied
 	cargo fmt --all --check
