@@ -19,6 +19,7 @@ mod group;
 mod over_load;
 mod page;
 mod paint;
+mod panels;
 mod paper;
 mod plots;
 mod theory;

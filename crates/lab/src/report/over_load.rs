@@ -6,22 +6,19 @@
 //! policy gap, the temporal gap, and on a logarithmic scale the overload, which leaves all others behind
 //! at saturation.
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
 use regime_anarchy::Figures;
 
 use super::ReportError;
-use super::group::{COLOURS, Group, Row};
-use super::paint::{Area, Axis, BOTTOM, Drawing, LEFT, Plot, Unit, plot, words, write_at};
-use super::plots::{Frame, MAX_GROUPS, colour, keys, slug_of, stroke};
+use super::group::{COLOURS, Group};
+use super::paint::{Area, Axis, Drawing, Plot, Unit, plot};
+use super::panels::{self, Line, Panel};
+use super::plots::{MAX_GROUPS, keys, slug_of};
 use crate::results::RunEntry;
 use crate::run::Load;
 use crate::workloads::OfferedLoad;
 
 /// Name of the plot.
 pub(super) const OVER_LOAD: &str = "anarchy-over-load";
-/// Height of a panel, px.
-const PANEL: u32 = 150;
 
 /// A factor of the slowdown.
 type Factor = (&'static str, fn(&Figures) -> f64);
@@ -36,12 +33,6 @@ const FACTORS: [Factor; 3] = [
 pub(super) struct Family<'a> {
     /// By load, ascending; at least two.
     pub(super) groups: Vec<(f64, &'a Group<'a>)>,
-}
-
-/// One policy of a family, with its points: load and value.
-struct Line<'a> {
-    row: &'a Row<'a>,
-    points: Vec<(f64, f64)>,
 }
 
 /// A plot for each family.
@@ -129,7 +120,7 @@ impl<'a> Family<'a> {
         );
         let note = "Medians over seeds, by time to first token; 1 is the best that a policy gap or overload can be.";
         let keys = keys(lines[0].iter().map(|line| line.row));
-        let height = PANEL * FACTORS.len() as u32 + BOTTOM;
+        let height = panels::height(FACTORS.len());
         let draw = |area: &Area<'_>| self.panels(area, &lines);
         plot(file, title, note.into(), &keys, height, draw).map(Some)
     }
@@ -158,44 +149,20 @@ impl<'a> Family<'a> {
     }
 
     fn panels(&self, area: &Area<'_>, lines: &[Vec<Line<'_>>; FACTORS.len()]) -> Drawing<()> {
-        let loads = || self.groups.iter().map(|(load, _)| *load);
-        let unit = self.unit();
-        for (at, ((name, _), lines)) in FACTORS.iter().zip(lines).enumerate() {
-            let last = at + 1 == FACTORS.len();
-            let bottom = PANEL * (at as u32 + 1) + if last { BOTTOM } else { 0 };
-            let (panel, _) = area.split_vertically(bottom);
-            let (_, panel) = panel.split_vertically(PANEL * at as u32);
-            let values = lines
-                .iter()
-                .flat_map(|line| line.points.iter().map(|point| point.1));
-            let y = if last {
-                Axis::log(values, Unit::Times)
-            } else {
-                Axis::around(values.chain([1.0]), Unit::Times)
-            };
-            let frame = Frame {
-                x: (
-                    Axis::around(loads(), Unit::Plain),
-                    if last { unit } else { "" },
-                ),
-                y: (y, ""),
-                top: 22,
-            };
-            let mut chart = frame.chart(&panel, if last { BOTTOM } else { 0 })?;
-            frame.mesh(&mut chart)?;
-            // Grey lines first, so that they hide nothing.
-            for line in lines.iter().rev() {
-                let points = line.points.iter().copied();
-                chart
-                    .draw_series(LineSeries::new(points.clone(), stroke(line.row)))
-                    .map_err(words)?;
-                let dot = colour(line.row).filled();
-                chart
-                    .draw_series(points.map(|point| Circle::new(point, 3, dot)))
-                    .map_err(words)?;
-            }
-            write_at(&panel, name, (LEFT as i32 + 2, 4), HPos::Left, 14.0)?;
-        }
-        Ok(())
+        let x = Axis::around(self.groups.iter().map(|(load, _)| *load), Unit::Plain);
+        let named = FACTORS.iter().zip(lines).enumerate();
+        let drawn: Vec<_> = named
+            .map(|(at, ((name, _), lines))| {
+                let points = lines.iter().flat_map(|line| &line.points);
+                let values = points.map(|point| point.1);
+                let y = if at + 1 == FACTORS.len() {
+                    Axis::log(values, Unit::Times)
+                } else {
+                    Axis::around(values.chain([1.0]), Unit::Times)
+                };
+                Panel { name, y, lines }
+            })
+            .collect();
+        panels::draw(area, &x, self.unit(), &drawn)
     }
 }

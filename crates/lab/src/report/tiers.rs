@@ -8,22 +8,18 @@
 
 use std::fmt::Write as _;
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
-
 use super::ReportError;
-use super::group::{COLOURS, Group, Row, groups, ttft_p99};
+use super::group::{COLOURS, Group, groups, ttft_p99};
 use super::page::{document, figures, provenance, scoreboard, written};
-use super::paint::{Area, Axis, BOTTOM, Drawing, LEFT, Plot, Unit, escape, plot, words, write_at};
-use super::plots::{Frame, colour, keys, slug_of, stroke};
+use super::paint::{Area, Axis, Drawing, Plot, Unit, escape, plot};
+use super::panels::{self, Line, Panel};
+use super::plots::{keys, slug_of};
 use crate::experiments::TierPoint;
 use crate::results::{Results, RunEntry};
 
 /// Name of the page.
 pub(super) const PAGE: &str = "tiers.html";
 const PREFIX: &str = "tiers-";
-/// Height of a panel, px.
-const PANEL: u32 = 170;
 
 /// What a plot runs over.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,12 +51,6 @@ impl Over {
 struct Family<'a> {
     over: Over,
     groups: Vec<&'a Group<'a>>,
-}
-
-/// A policy in a panel, with its points.
-struct Line<'a> {
-    row: &'a Row<'a>,
-    points: Vec<(f64, f64)>,
 }
 
 /// The page and its plots.
@@ -195,46 +185,26 @@ impl<'a> Family<'a> {
             loads.iter().map(|load| (*load, self.lines(load))).collect();
         let rows = panels.first().map_or(&[][..], |(_, lines)| lines);
         let keys = keys(rows.iter().map(|line| line.row));
-        let height = PANEL * panels.len() as u32 + BOTTOM;
+        let height = panels::height(panels.len());
         let draw = |area: &Area<'_>| self.panels(area, &panels);
         plot(file, title, note.into(), &keys, height, draw)
     }
 
-    fn panels(&self, area: &Area<'_>, panels: &[(&str, Vec<Line<'_>>)]) -> Drawing<()> {
-        let (unit, axis) = match self.over {
+    fn panels(&self, area: &Area<'_>, loads: &[(&str, Vec<Line<'_>>)]) -> Drawing<()> {
+        let (unit, name) = match self.over {
             Over::Cache => (Unit::Percent, "device cache, share of the working set"),
             Over::Omega => (Unit::Times, "ω over its calibrated value"),
         };
-        for (at, (load, lines)) in panels.iter().enumerate() {
-            let last = at + 1 == panels.len();
-            let bottom = PANEL * (at as u32 + 1) + if last { BOTTOM } else { 0 };
-            let (panel, _) = area.split_vertically(bottom);
-            let (_, panel) = panel.split_vertically(PANEL * at as u32);
-            let values = lines.iter().flat_map(|it| it.points.iter().map(|it| it.1));
-            let frame = Frame {
-                x: (
-                    Axis::log(self.values().into_iter(), unit),
-                    if last { axis } else { "" },
-                ),
-                y: (Axis::log(values, Unit::Time), ""),
-                top: 22,
-            };
-            let mut chart = frame.chart(&panel, if last { BOTTOM } else { 0 })?;
-            frame.mesh(&mut chart)?;
-            // Grey lines first, so that they hide nothing.
-            for line in lines.iter().rev() {
-                let points = line.points.iter().copied();
-                chart
-                    .draw_series(LineSeries::new(points.clone(), stroke(line.row)))
-                    .map_err(words)?;
-                let dot = colour(line.row).filled();
-                chart
-                    .draw_series(points.map(|point| Circle::new(point, 3, dot)))
-                    .map_err(words)?;
-            }
-            write_at(&panel, load, (LEFT as i32 + 2, 4), HPos::Left, 14.0)?;
-        }
-        Ok(())
+        let drawn: Vec<_> = loads
+            .iter()
+            .map(|(name, lines)| {
+                let points = lines.iter().flat_map(|line| &line.points);
+                let y = Axis::log(points.map(|point| point.1), Unit::Time);
+                Panel { name, y, lines }
+            })
+            .collect();
+        let x = Axis::log(self.values().into_iter(), unit);
+        panels::draw(area, &x, name, &drawn)
     }
 }
 
