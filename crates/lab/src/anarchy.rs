@@ -4,8 +4,8 @@
 //!
 //! The yardstick is the calibrated forecast of the regime-aware policy, which looks on in every run
 //! whatever policy chooses. What became of a request the lab knows by its number, so decisions and outcomes
-//! are joined exactly. A live frontend has to join them by worker and prompt length; that way runs along,
-//! and the share of its joins that are right is told.
+//! are joined exactly. A live frontend has to join them by worker and prompt length, in a prefill pool by
+//! length alone; that way runs along, and the share of its joins that are right is told.
 //!
 //! Measured is the pool that prefills: the aggregated one, or the prefill pool. What a decode worker takes
 //! is not forecast. In a prefill pool the latency is still that of the user, so that the transfer and the
@@ -53,7 +53,7 @@ pub struct Anarchy {
     /// By time from the arrival to the last token, of an aggregated pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub e2e: Option<Figures>,
-    /// Share of the decisions that met a request when joined as a live frontend does; of an aggregated pool.
+    /// Share of the decisions that met a request when joined as a live frontend does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joined_share: Option<f64>,
     /// Share of these that met their own.
@@ -134,7 +134,7 @@ impl Anarchy {
             joined,
             unjoined,
         } = watched;
-        let joined_right = joins(&joined, &seen, record);
+        let joined_right = joins(&joined, &seen, record, role);
         let answered: Vec<_> = seen
             .into_iter()
             .filter(|seen| seen.request >= warm_up)
@@ -194,7 +194,12 @@ fn at_ms(at: Timestamp) -> f64 {
 }
 
 /// Share of the live joins that gave a decision the latencies of its own request.
-fn joins(joined: &[JoinedChoice], seen: &[Seen], record: &RunRecord) -> Option<f64> {
+fn joins(
+    joined: &[JoinedChoice],
+    seen: &[Seen],
+    record: &RunRecord,
+    role: WorkerType,
+) -> Option<f64> {
     let same = |a: Option<Millis>, b: Option<Millis>| match (a, b) {
         (Some(a), Some(b)) => (a - b).get().abs() < ROUNDING_MS,
         (None, None) => true,
@@ -203,6 +208,8 @@ fn joins(joined: &[JoinedChoice], seen: &[Seen], record: &RunRecord) -> Option<f
     let right = joined.iter().filter_map(|choice| {
         let seen = seen.get(usize::try_from(choice.number).ok()?)?;
         let (ttft, e2e) = latencies(seen, record.requests.get(seen.request)?);
+        // A live prefill pool is not told of the end.
+        let e2e = e2e.filter(|_| role == WorkerType::Aggregated);
         Some(seen.at == choice.at && same(ttft, choice.ttft) && same(e2e, choice.e2e))
     });
     let right: Vec<_> = right.collect();

@@ -19,7 +19,7 @@ use regime_core::{InFlight, Ledger, LedgerCounts, Outcome, Timestamp, WorkerKey}
 use crate::clock::{Clock, SystemClock};
 use crate::parameters::Checked;
 use crate::periodic::Periodic;
-use crate::pool::{Placement, Pool, PoolId};
+use crate::pool::{Attached, Pool, PoolId, Ticket};
 use crate::{Options, ScoreProbe, TtftDelta};
 
 /// How often discovery is compared with what is tracked.
@@ -40,7 +40,7 @@ pub(crate) type Discovery = Box<dyn Fn() -> Vec<WorkerKey> + Send + Sync>;
 
 /// The ledger of one source of events, that is of the router of one model.
 pub(crate) struct Feed {
-    ledger: Mutex<Ledger<Placement>>,
+    ledger: Mutex<Ledger<Attached>>,
     discovery: Discovery,
 }
 
@@ -64,7 +64,7 @@ impl Hub {
         pool
     }
 
-    pub(crate) fn add_feed(&self, ledger: Ledger<Placement>, discovery: Discovery) -> Arc<Feed> {
+    pub(crate) fn add_feed(&self, ledger: Ledger<Attached>, discovery: Discovery) -> Arc<Feed> {
         let feed = Arc::new(Feed {
             ledger: Mutex::new(ledger),
             discovery,
@@ -94,7 +94,7 @@ impl Hub {
         &self,
         feed: &Feed,
         now: Timestamp,
-        change: impl FnOnce(&mut Ledger<Placement>, &mut Vec<Outcome<Placement>>),
+        change: impl FnOnce(&mut Ledger<Attached>, &mut Vec<Outcome<Attached>>),
     ) {
         let mut outcomes = Vec::with_capacity(2);
         // Held while the pools learn, so that two events of one request cannot overtake each other.
@@ -105,14 +105,24 @@ impl Hub {
         self.sweep_if_due(now);
     }
 
-    /// A request was dispatched: claim the decision behind it, and book the attempt.
+    /// A request was dispatched: claim the decisions behind it, and book the attempt.
     pub(crate) fn sent(&self, feed: &Feed, id: &str, worker: WorkerKey, now: Timestamp) {
         self.feed(feed, now, |ledger, outcomes| {
-            let placement = ledger.prompt_tokens(id).and_then(|prompt| {
-                self.pool_of(worker)?
-                    .with_state(now, |state| state.claim(worker, prompt, now))
+            let attached = ledger.prompt_tokens(id).map(|prompt| {
+                let pool = self.pool_of(worker);
+                let prefill = self.prefill_pool_of(pool.as_deref());
+                let claim = |pool: Arc<Pool>| {
+                    pool.with_state(now, |state| state.claim(worker, prompt, now))
+                };
+                let claim_prefill = |pool: Arc<Pool>| {
+                    pool.with_state(now, |state| state.claim_prefill(prompt, now))
+                };
+                Attached {
+                    placement: pool.and_then(claim),
+                    prefill: prefill.and_then(claim_prefill),
+                }
             });
-            ledger.sent(id, worker, now, placement, outcomes);
+            ledger.sent(id, worker, now, attached, outcomes);
         });
     }
 
@@ -157,11 +167,30 @@ impl Hub {
             .collect()
     }
 
-    fn deliver(&self, outcomes: &[Outcome<Placement>], now: Timestamp) {
+    fn deliver(&self, outcomes: &[Outcome<Attached>], now: Timestamp) {
         for outcome in outcomes {
-            if let Some(pool) = worker_of(outcome).and_then(|worker| self.pool_of(worker)) {
+            let pool = worker_of(outcome).and_then(|worker| self.pool_of(worker));
+            if let Some(ticket) = prefill_of(outcome)
+                && let Some(prefill) = self.prefill_pool_of(pool.as_deref())
+            {
+                prefill.with_state(now, |state| state.apply_downstream(ticket, outcome));
+            }
+            if let Some(pool) = pool {
                 pool.with_state(now, |state| state.apply(outcome));
             }
+        }
+    }
+
+    /// The pool that prefills for `pool`; where that is not ours, the only one there is.
+    fn prefill_pool_of(&self, pool: Option<&Pool>) -> Option<Arc<Pool>> {
+        let pools = self.pools.lock();
+        let mut prefill = pools
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|other| other.id.role == WorkerType::Prefill);
+        match pool {
+            Some(pool) => prefill.find(|other| pool.id.is_served_by(&other.id)),
+            None => prefill.next().filter(|_| prefill.next().is_none()),
         }
     }
 
@@ -204,7 +233,15 @@ fn live<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
     list.iter().filter_map(Weak::upgrade).collect()
 }
 
-const fn worker_of(outcome: &Outcome<Placement>) -> Option<WorkerKey> {
+fn prefill_of(outcome: &Outcome<Attached>) -> Option<Ticket> {
+    match outcome {
+        Outcome::Sent(_) => None,
+        Outcome::FirstToken(first) => first.payload?.prefill,
+        Outcome::Ended(ended) => ended.payload?.prefill,
+    }
+}
+
+const fn worker_of(outcome: &Outcome<Attached>) -> Option<WorkerKey> {
     match outcome {
         Outcome::Sent(sent) => Some(sent.worker),
         Outcome::FirstToken(first) => Some(first.worker),

@@ -9,6 +9,7 @@
 //! last one to their own time, so that silence ages the state too.
 
 mod gauge;
+mod handover;
 mod meter;
 mod pending;
 mod snapshot;
@@ -24,8 +25,9 @@ use parking_lot::Mutex;
 use regime_core::{Timestamp, WorkerKey};
 
 use gauge::{Gauge, Measured};
+pub(crate) use meter::Ticket;
 pub use meter::{ExportCounts, JoinedChoice};
-pub(crate) use pending::Placement;
+pub(crate) use pending::Attached;
 pub(crate) use snapshot::Snapshot;
 pub(crate) use state::{Health, SignalReading, State, WorkerState};
 
@@ -56,6 +58,13 @@ impl PoolId {
             routing_group: partition.routing_group.to_owned(),
             role,
         }
+    }
+
+    /// Whether `prefill` prefills for this pool.
+    pub(crate) fn is_served_by(&self, prefill: &Self) -> bool {
+        self.role == WorkerType::Decode
+            && self.model == prefill.model
+            && self.routing_group == prefill.routing_group
     }
 }
 
@@ -170,10 +179,10 @@ impl Pool {
 
     /// The Price of Anarchy as it stands at `now`.
     pub(crate) fn anarchy(&self, now: Timestamp) -> AnarchyReport {
-        let unavailable =
-            gauge::excluded(self.id.role)
-                .or((self.parameters.metering.core_share <= 0.0)
-                    .then_some(gauge::reason::SWITCHED_OFF));
+        let off = self.parameters.metering.core_share <= 0.0;
+        let unavailable = |latency| {
+            gauge::excluded(self.id.role, latency).or(off.then_some(gauge::reason::SWITCHED_OFF))
+        };
         let rate = self.with_state(now, |state| state.meter.as_ref()?.sampling_rate());
         let gauge = self.gauge.lock();
         gauge.report(unavailable, rate, self.parameters.horizon, now)

@@ -25,7 +25,7 @@ use crate::key_of;
 use crate::metrics::Publisher;
 use crate::observer::Observer;
 use crate::parameters::{ParameterDoc, ParameterError, Parameters, documentation};
-use crate::pool::{ExportCounts, JoinedChoice, Placement, PoolId};
+use crate::pool::{Attached, ExportCounts, JoinedChoice, PoolId};
 use crate::report::{Report, report};
 use crate::selection;
 
@@ -67,7 +67,7 @@ pub struct PoolChoices {
     pub model: String,
     /// Dynamo's routing group.
     pub routing_group: String,
-    /// `aggregated`: other pools have no forecast or learn of no outcome.
+    /// `aggregated` or `prefill`: other pools have no forecast.
     pub role: &'static str,
     /// Decisions whose requests have ended since the last call, or have had long enough; about in order.
     pub choices: Vec<JoinedChoice>,
@@ -268,7 +268,7 @@ fn classifier_factory(
     parameters: &RequestClassifierParameters,
 ) -> Result<RequestClassifierFactory, RequestClassifierProviderError> {
     let parameters = parameters.deserialize::<FeedbackParameters>()?;
-    let ledger = Ledger::<Placement>::new(parameters.ledger())
+    let ledger = Ledger::<Attached>::new(parameters.ledger())
         .map_err(|error| RequestClassifierProviderError::new(error.to_string()))?;
     Ok(Arc::new(move |context: RequestClassifierContext| {
         let discovery = move || {

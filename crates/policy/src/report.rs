@@ -213,7 +213,7 @@ pub struct GapReport {
     /// Share of the decisions in these windows that met their request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joined_share: Option<f64>,
-    /// Why there are no figures: `no_forecast`, the stage does not prefill; `no_outcomes`, no event tells
+    /// Why there are no figures: `no_forecast`, nothing but prefill is forecast; `no_outcomes`, no event tells
     /// what became of requests; `switched_off`; `not_measured` yet; `stale`; or the name of a
     /// [`NoEstimate`](regime_anarchy::NoEstimate).
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -141,11 +141,10 @@ fn a_window_in_which_a_worker_vanished_is_measured_by_what_is_left() {
 }
 
 #[test]
-fn pools_without_forecasts_or_outcomes_have_a_reason_and_no_number() {
+fn pools_without_forecasts_have_a_reason_and_no_number() {
     for (role, reason) in [
         (WorkerType::Decode, "no_forecast"),
         (WorkerType::Encode, "no_forecast"),
-        (WorkerType::Prefill, "no_outcomes"),
     ] {
         let host = Host::with("{}", role, None);
         let (feedback, _) = host.feedback(&[1]);
@@ -156,6 +155,41 @@ fn pools_without_forecasts_or_outcomes_have_a_reason_and_no_number() {
         let anarchy = measured(&host);
         assert_eq!(anarchy.ttft.unavailable, Some(reason), "{role:?}");
         assert_eq!(anarchy.ttft.figures, None);
+    }
+}
+
+#[test]
+fn a_prefill_is_measured_by_the_first_token_of_its_decode_leg() {
+    // Whether the decode pool is ours, or the prefill pool is the only one we have.
+    for ours in [true, false] {
+        let host = Host::with("{}", WorkerType::Decode, None);
+        let (feedback, _) = host.feedback(&[11]);
+        let prefill = observer_of(&host.handle, WorkerType::Prefill);
+        host.handle.measure();
+        let rows = [row(1).load(1, 600, 200), row(2).load(1, 200, 200)];
+        observe(&host, &host.handle, &prefill, 1, &rows).unwrap();
+        host.advance(300);
+        if ours {
+            place(&host, &feedback, "a", 11, &[row(11)]);
+        } else {
+            let prompt = Tokens((BLOCKS * BLOCK_SIZE as usize) as u64);
+            feedback.classified("a", feedback.clock().now(), prompt);
+            feedback.sent("a", key(11));
+        }
+        host.advance(100);
+        answer(&feedback, "a", 11);
+        host.advance(1_000);
+        complete(&feedback, "a", 11);
+        host.handle.measure();
+        let pools = host.handle.report().pools;
+        let pool = pools.iter().find(|pool| pool.role == "prefill").unwrap();
+        let ttft = &pool.anarchy.ttft;
+        // 70 + 180 ms chosen, 30 + 180 to be had, 400 taken.
+        let figures = ttft.figures.as_ref().unwrap();
+        assert!(near(figures.policy_gap, 250.0 / 210.0), "{figures:?}");
+        assert!(near(figures.slowdown, 400.0 / 180.0), "{figures:?}");
+        assert_eq!((ttft.joined_share, ttft.unavailable), (Some(1.0), None));
+        assert_eq!(pool.anarchy.e2e.unavailable, Some("no_forecast"));
     }
 }
 
@@ -255,7 +289,8 @@ fn observe(
     let input =
         WorkerSelectionInput::configured(&workers, &request, request.eligibility(), BLOCK_SIZE);
     let observed = observer.observe(input, WorkerWithDpRank::from_worker_id(worker));
-    let last = handle.report().pools[0].last_decision.clone();
+    let pools = handle.report().pools;
+    let last = pools.iter().find_map(|pool| pool.last_decision.as_ref());
     assert_eq!(
         last.map(|last| last.chosen),
         observed.is_some().then(|| key(worker))
@@ -268,11 +303,17 @@ fn observer(host: &Host) -> (Handle, Observer) {
         clock: Some(Arc::clone(&host.clock) as _),
         ..Options::default()
     });
+    let observer = observer_of(&handle, WorkerType::Aggregated);
+    (handle, observer)
+}
+
+fn observer_of(handle: &Handle, role: WorkerType) -> Observer {
     let parameters = serde_yaml::from_str(&format!("{{{RATES}}}")).unwrap();
     let config = KvRouterConfig::default();
     let partition = RoutingPartitionRef::new("model", "default");
-    let observer = handle.observer(parameters, &config, WorkerType::Aggregated, partition);
-    (handle, observer.unwrap())
+    handle
+        .observer(parameters, &config, role, partition)
+        .unwrap()
 }
 
 #[test]

@@ -2,10 +2,13 @@
 
 //! One prefill worker and two decode workers, with prefill and decode overlapping (bootstrap) or one after the other.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use regime_integration::{Bed, Frontend};
+use regime_integration::{Bed, Frontend, eventually};
 
+const LIMIT: Duration = Duration::from_secs(60);
 const REQUESTS: usize = 40;
 
 async fn start(bed: &Bed, bootstrap: &[&str]) -> Result<Frontend> {
@@ -68,5 +71,28 @@ async fn prefill_and_decode_are_pools_of_their_own() -> Result<()> {
     all_succeed(&frontend).await?;
     let roles = roles(&frontend).await?;
     ensure!(roles == ["decode", "prefill"], "{roles:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_prefill_pool_is_measured_by_the_first_tokens_of_decode() -> Result<()> {
+    for flags in [&[][..], &["--no-mock-bootstrap"]] {
+        let bed = Bed::new()?;
+        let frontend = start(&bed, flags).await?;
+        eventually("figures of the prefill pool", LIMIT, async || {
+            all_succeed(&frontend).await?;
+            let regime = frontend.regime().await?;
+            let mut pools = regime["pools"].as_array().context("pools")?.iter();
+            let prefill = pools.find(|pool| pool["role"] == "prefill");
+            let anarchy = &prefill.context("prefill pool")?["anarchy"];
+            ensure!(anarchy["windows"].as_u64() > Some(0), "{anarchy}");
+            // One worker leaves no choice.
+            ensure!(anarchy["policy_gap"] == 1.0, "{anarchy}");
+            ensure!(anarchy["joined_share"] == 1.0, "{anarchy}");
+            ensure!(anarchy["e2e"]["unavailable"] == "no_forecast", "{anarchy}");
+            Ok(())
+        })
+        .await?;
+    }
     Ok(())
 }

@@ -44,7 +44,7 @@ pub(crate) struct Watched {
     /// All, also those that are not in `seen`.
     pub(crate) decisions: usize,
     pub(crate) seen: Vec<Seen>,
-    /// Joined as a live frontend joins them; of an aggregated pool.
+    /// Joined as a live frontend joins them.
     pub(crate) joined: Vec<JoinedChoice>,
     /// Decisions that met no request that way.
     pub(crate) unjoined: u64,

@@ -20,7 +20,7 @@ use crate::report::{AnarchyReport, GapReport};
 
 /// Why a pool has no figures, besides the names of [`NoEstimate`].
 pub(crate) mod reason {
-    /// The stage does not prefill, and nothing else in it is forecast in time.
+    /// Nothing in the stage but prefill is forecast in time.
     pub(crate) const NO_FORECAST: &str = "no_forecast";
     /// No event tells what became of the requests of this pool.
     pub(crate) const NO_OUTCOMES: &str = "no_outcomes";
@@ -59,12 +59,11 @@ pub(crate) struct Measured {
     estimate: Result<Estimate, NoEstimate>,
 }
 
-/// Why no figure can ever come of a pool of this role.
-pub(crate) const fn excluded(role: WorkerType) -> Option<&'static str> {
-    match role {
-        WorkerType::Aggregated => None,
-        WorkerType::Prefill => Some(reason::NO_OUTCOMES),
-        WorkerType::Decode | WorkerType::Encode => Some(reason::NO_FORECAST),
+/// Why no figure by `latency` can ever come of a pool of this role.
+pub(crate) const fn excluded(role: WorkerType, latency: Latency) -> Option<&'static str> {
+    match (role, latency) {
+        (WorkerType::Aggregated, _) | (WorkerType::Prefill, Latency::Ttft) => None,
+        _ => Some(reason::NO_FORECAST),
     }
 }
 
@@ -97,22 +96,22 @@ impl Gauge {
         }
     }
 
-    /// What is known at `now`; `unavailable` where nothing can be.
+    /// What is known at `now`; `unavailable` says where nothing can be.
     pub(crate) fn report(
         &self,
-        unavailable: Option<&'static str>,
+        unavailable: impl Fn(Latency) -> Option<&'static str>,
         sampling_rate: Option<f64>,
         horizon: Horizon,
         now: Timestamp,
     ) -> AnarchyReport {
-        let report = |track: &Track| match unavailable {
+        let report = |latency, track: &Track| match unavailable(latency) {
             Some(reason) => GapReport::unavailable(reason),
             None => track.report(horizon, now),
         };
         AnarchyReport {
-            sampling_rate: sampling_rate.filter(|_| unavailable.is_none()),
-            ttft: report(&self.ttft),
-            e2e: report(&self.e2e),
+            sampling_rate: sampling_rate.filter(|_| unavailable(Latency::Ttft).is_none()),
+            ttft: report(Latency::Ttft, &self.ttft),
+            e2e: report(Latency::E2e, &self.e2e),
         }
     }
 }
@@ -231,7 +230,7 @@ mod tests {
     }
 
     fn report(gauge: &Gauge, now: Timestamp) -> AnarchyReport {
-        gauge.report(None, Some(0.25), HORIZON, now)
+        gauge.report(|_| None, Some(0.25), HORIZON, now)
     }
 
     #[test]
@@ -313,7 +312,8 @@ mod tests {
     #[test]
     fn a_pool_that_cannot_be_measured_says_why_in_both_latencies() {
         let gauge = gauge(&[window(1, Latency::Ttft, 0.0, 10.0)], at(1));
-        let report = gauge.report(excluded(WorkerType::Decode), Some(1.0), HORIZON, at(1));
+        let decode = |latency| excluded(WorkerType::Decode, latency);
+        let report = gauge.report(decode, Some(1.0), HORIZON, at(1));
         assert_eq!(report.ttft.unavailable, Some(reason::NO_FORECAST));
         assert_eq!(report.e2e.unavailable, Some(reason::NO_FORECAST));
         assert_eq!(report.sampling_rate, None);

@@ -87,6 +87,13 @@ pub(crate) struct Ticket {
     index: usize,
 }
 
+#[cfg(test)]
+impl Ticket {
+    pub(crate) const fn new(window: u64, index: usize) -> Self {
+        Self { window, index }
+    }
+}
+
 /// How far the request of a kept decision is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
@@ -149,6 +156,8 @@ struct Latest {
 #[derive(Debug)]
 pub(crate) struct Meter {
     settings: Metering,
+    /// Windows are measured end to end, too.
+    end_to_end: bool,
     /// Choices kept for the host at once; absent where it wants none.
     export: Option<usize>,
     latest: Option<Latest>,
@@ -181,9 +190,10 @@ pub struct ExportCounts {
 }
 
 impl Meter {
-    pub(crate) fn new(settings: Metering, export: Option<usize>) -> Self {
+    pub(crate) fn new(settings: Metering, end_to_end: bool, export: Option<usize>) -> Self {
         Self {
             settings,
+            end_to_end,
             export,
             latest: None,
             open: BTreeMap::new(),
@@ -264,7 +274,7 @@ impl Meter {
         }
     }
 
-    /// Windows that can be measured at `now`, each once by each latency.
+    /// Windows that can be measured at `now`, each once by each latency that is measured.
     pub(crate) fn take_measurable(&mut self, now: Timestamp) -> Vec<Measurable> {
         self.settle(now);
         let mut measurable = Vec::new();
@@ -279,7 +289,9 @@ impl Meter {
             if !window.ttft_taken {
                 measurable.extend(window.measurable(Latency::Ttft));
             }
-            measurable.extend(window.measurable(Latency::E2e));
+            if self.end_to_end {
+                measurable.extend(window.measurable(Latency::E2e));
+            }
         }
         measurable
     }
@@ -318,7 +330,7 @@ impl Meter {
 
     /// What a window costs: one estimate by each latency.
     fn price(&self) -> Millis {
-        Millis::new(self.price_ms.value()) * 2.0
+        Millis::new(self.price_ms.value()) * (1.0 + f64::from(u8::from(self.end_to_end)))
     }
 
     /// The window of a decision at `at`, opened if need be. It is among the open ones if it is kept.
@@ -473,7 +485,7 @@ mod tests {
             core_share,
             patience: Duration::from_secs(10),
         };
-        let mut meter = Meter::new(settings, export);
+        let mut meter = Meter::new(settings, true, export);
         meter.pay(at(0), Duration::ZERO, 0);
         meter
     }
@@ -621,7 +633,7 @@ mod tests {
     #[test]
     fn a_host_that_never_measures_keeps_nothing() {
         let settings = meter(1.0, None).settings;
-        let mut meter = Meter::new(settings, None);
+        let mut meter = Meter::new(settings, true, None);
         assert_eq!(decide(&mut meter, 0), None);
         assert!(meter.open.is_empty());
     }

@@ -34,6 +34,15 @@ pub(crate) struct Placement {
     pub(crate) ticket: Option<Ticket>,
 }
 
+/// What is known about an attempt of a request when it is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Attached {
+    /// By the pool of the worker it is sent to.
+    pub(crate) placement: Option<Placement>,
+    /// The decision of the prefill pool, if it is kept to be measured.
+    pub(crate) prefill: Option<Ticket>,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     at: Timestamp,

@@ -19,8 +19,9 @@ use regime_core::{
 };
 
 use super::gauge;
-use super::meter::{Meter, Ticket};
-use super::pending::{Pending, Placement};
+use super::handover::Handover;
+use super::meter::{Latency, Meter, Ticket};
+use super::pending::{Attached, Pending, Placement};
 use super::snapshot::{Snapshot, WorkerSnapshot};
 use crate::TtftDelta;
 use crate::cost::Prices;
@@ -164,6 +165,8 @@ pub(crate) struct State {
     pub(crate) health: Health,
     pub(crate) workers: BTreeMap<WorkerKey, WorkerState>,
     pub(crate) pending: Pending,
+    /// In place of `pending` where no event tells of the requests.
+    handover: Handover,
     /// Absent where nothing can be measured.
     pub(crate) meter: Option<Meter>,
     /// Whether classifier events reach this pool.
@@ -181,14 +184,16 @@ pub(crate) struct State {
 
 impl State {
     pub(super) fn new(role: WorkerType, parameters: &Arc<Checked>, export: Option<usize>) -> Self {
+        let measured = |latency| gauge::excluded(role, latency).is_none();
         Self {
             role,
             calibration: parameters.calibration.clone(),
             health: Health::new(parameters),
             workers: BTreeMap::new(),
             pending: Pending::default(),
-            meter: (gauge::excluded(role).is_none())
-                .then(|| Meter::new(parameters.metering, export)),
+            handover: Handover::default(),
+            meter: measured(Latency::Ttft)
+                .then(|| Meter::new(parameters.metering, measured(Latency::E2e), export)),
             event_fed: false,
             arrivals: 0,
             last_arrival: None,
@@ -226,10 +231,10 @@ impl State {
     }
 
     fn learn_from_decision(&mut self, decision: &Decision) {
-        // No event ever reaches a prefill pool, so nothing would claim its decisions.
-        if self.role != WorkerType::Prefill {
-            let ticket = self.keep(decision);
-            self.pending.push(decision, ticket);
+        let ticket = self.keep(decision);
+        match self.role {
+            WorkerType::Prefill => self.handover.push(decision, ticket),
+            _ => self.pending.push(decision, ticket),
         }
         if let Some(row) = decision.chosen_row()
             && row.alone_ms > Millis::ZERO
@@ -262,16 +267,39 @@ impl State {
         now: Timestamp,
     ) -> Option<Placement> {
         let placement = self.pending.claim(worker, prompt, now)?;
-        self.measure(Some(placement), Meter::claimed);
+        self.measure(placement.ticket, Meter::claimed);
         Some(placement)
     }
 
-    /// Tell the meter of a step of the request behind `placement`, if its decision is kept.
-    fn measure(&mut self, placement: Option<Placement>, step: impl FnOnce(&mut Meter, Ticket)) {
-        let ticket = placement.and_then(|placement| placement.ticket);
+    /// Claim the decision of this prefill pool behind a request of `prompt` tokens that was sent to a decode
+    /// worker, if it is kept to be measured.
+    pub(crate) fn claim_prefill(&mut self, prompt: Tokens, now: Timestamp) -> Option<Ticket> {
+        let ticket = self.handover.claim(prompt, now)?;
+        self.measure(Some(ticket), Meter::claimed);
+        Some(ticket)
+    }
+
+    /// Tell the meter of a step of the request behind a decision, if that is kept.
+    fn measure(&mut self, ticket: Option<Ticket>, step: impl FnOnce(&mut Meter, Ticket)) {
         if let (Some(meter), Some(ticket)) = (&mut self.meter, ticket) {
             step(meter, ticket);
         }
+    }
+
+    /// What became, on a decode worker, of the request behind a decision of this prefill pool. When that
+    /// request reached the router, and what it takes after its first token, is known elsewhere.
+    pub(crate) fn apply_downstream(&mut self, ticket: Ticket, outcome: &Outcome<Attached>) {
+        let at = match outcome {
+            Outcome::Sent(_) => return,
+            Outcome::FirstToken(first) => {
+                self.measure(Some(ticket), |meter, ticket| {
+                    meter.answered(ticket, first.at, None);
+                });
+                first.at
+            }
+            Outcome::Ended(ended) => ended.at,
+        };
+        self.measure(Some(ticket), |meter, ticket| meter.ended(ticket, at, false));
     }
 
     /// Learn from how the queues drain, where a queue is one of prefills.
@@ -290,7 +318,7 @@ impl State {
     }
 
     /// Learn from one step of one request on a worker of this pool.
-    pub(crate) fn apply(&mut self, outcome: &Outcome<Placement>) {
+    pub(crate) fn apply(&mut self, outcome: &Outcome<Attached>) {
         self.event_fed = true;
         match outcome {
             Outcome::Sent(sent) => {
@@ -308,13 +336,14 @@ impl State {
         }
     }
 
-    fn apply_first_token(&mut self, first: &FirstToken<Placement>) {
-        let uncached = self.trains_prefill(first.payload);
+    fn apply_first_token(&mut self, first: &FirstToken<Attached>) {
+        let placement = first.payload.and_then(|attached| attached.placement);
+        let uncached = self.trains_prefill(placement);
         self.calibration.on_first_token(first, uncached);
-        self.measure(first.payload, |meter, ticket| {
+        self.measure(ticket(placement), |meter, ticket| {
             meter.answered(ticket, first.at, first.ttft)
         });
-        let alone = first.payload.map(|placement| placement.alone);
+        let alone = placement.map(|placement| placement.alone);
         if let Some(ttft) = first.ttft {
             self.health.record(first.at, ttft, alone);
         }
@@ -327,14 +356,15 @@ impl State {
         }
     }
 
-    fn apply_end(&mut self, ended: &Ended<Placement>) {
+    fn apply_end(&mut self, ended: &Ended<Attached>) {
         let Some(key) = ended.worker else {
             return;
         };
         self.calibration.on_ended(ended);
         // As residence is learned from.
         let served = matches!(ended.ending, Ending::Completed | Ending::EndedEarly);
-        self.measure(ended.payload, |meter, ticket| {
+        let placement = ended.payload.and_then(|attached| attached.placement);
+        self.measure(ticket(placement), |meter, ticket| {
             meter.ended(ticket, ended.at, served);
         });
         let Some(worker) = self.touch(key, ended.at) else {
@@ -476,6 +506,7 @@ impl State {
             self.calibration
                 .retain_workers(|key| workers.contains_key(&key));
             self.pending.retain(|key| workers.contains_key(&key));
+            self.handover.retain(|key| workers.contains_key(&key));
             self.urgent = true;
         }
     }
@@ -493,6 +524,10 @@ impl WorkerState {
             at: self.last_event?,
         })
     }
+}
+
+fn ticket(placement: Option<Placement>) -> Option<Ticket> {
+    placement.and_then(|placement| placement.ticket)
 }
 
 /// An attempt that ended without a first token counts against its worker, whoever ended it: clients
