@@ -2,13 +2,10 @@
 
 //! One prefill worker and two decode workers, with prefill and decode overlapping (bootstrap) or one after the other.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use regime_integration::{Bed, Frontend, eventually};
+use regime_integration::{Bed, Frontend, LIMIT, eventually};
 
-const LIMIT: Duration = Duration::from_secs(60);
 const REQUESTS: usize = 40;
 
 async fn start(bed: &Bed, bootstrap: &[&str]) -> Result<Frontend> {
