@@ -84,6 +84,12 @@ impl Publisher {
         if let Some(share) = pool.decisions.matched_share {
             set("regime_router_matched_share", &base, share);
         }
+        for (&tier, known) in &pool.tiers.factors {
+            let labels = with(&base, [("tier", tier.to_owned())]);
+            set("regime_router_tier_time_factor", &labels, known.factor);
+            let samples = known.samples as f64;
+            set("regime_router_tier_time_samples", &labels, samples);
+        }
         publish_anarchy(&base, &pool.anarchy);
         for (name, total) in [
             ("regime_router_decisions_total", pool.decisions.made),
@@ -342,6 +348,16 @@ const GAUGES: &[(&str, Unit, &str)] = &[
         "regime_router_prefill_efficiency",
         Unit::Count,
         "1 when prefill is the scarce resource, towards 0 when seats are",
+    ),
+    (
+        "regime_router_tier_time_factor",
+        Unit::Count,
+        "Learned time to bring blocks from a lower tier over what the ladder says; only with `tier_value: time`",
+    ),
+    (
+        "regime_router_tier_time_samples",
+        Unit::Count,
+        "Measurements that count for it",
     ),
     (
         "regime_router_matched_share",

@@ -17,6 +17,7 @@ use regime_core::{
     PoolCalibration, Reading, Regime, RegimeChange, RegimeMachine, SlowdownWindow, StepEwma,
     Timestamp, Tokens, WindowSummary, WorkerKey,
 };
+use regime_kv::{Brought, LearnedLadder};
 
 use super::gauge;
 use super::meter::{Meter, Ticket};
@@ -161,6 +162,8 @@ pub(crate) struct State {
     role: WorkerType,
     parameters: Arc<Checked>,
     pub(crate) calibration: PoolCalibration,
+    /// Absent where tiers are weighted.
+    pub(crate) ladder: Option<LearnedLadder>,
     pub(crate) health: Health,
     pub(crate) workers: BTreeMap<WorkerKey, WorkerState>,
     pub(crate) pending: Pending,
@@ -184,6 +187,7 @@ impl State {
         Self {
             role,
             calibration: parameters.calibration.clone(),
+            ladder: parameters.ladder.clone(),
             health: Health::new(parameters),
             workers: BTreeMap::new(),
             pending: Pending::default(),
@@ -309,7 +313,7 @@ impl State {
     }
 
     fn apply_first_token(&mut self, first: &FirstToken<Placement>) {
-        let uncached = self.trains_prefill(first.payload);
+        let uncached = self.trains_prefill(first);
         self.calibration.on_first_token(first, uncached);
         self.measure(first.payload, |meter, ticket| {
             meter.answered(ticket, first.at, first.ttft)
@@ -405,6 +409,7 @@ impl State {
         Snapshot {
             machine: self.health.machine.clone(),
             prices: self.prices(now),
+            ladder: self.ladder.as_ref().map(|ladder| ladder.ladder(now)),
             workers: self
                 .workers
                 .iter()
@@ -456,10 +461,24 @@ impl State {
     }
 
     /// Prefill rates are learned where the worker that answers also prefills. On a decode worker the
-    /// time to the first token is somebody else's prefill.
-    fn trains_prefill(&self, placement: Option<Placement>) -> Option<Tokens> {
-        let placement = placement.filter(|_| self.role == WorkerType::Aggregated)?;
-        Some(placement.uncached)
+    /// time to the first token is somebody else's prefill. What a request takes that brings up blocks says
+    /// how fast their tier is, if anything.
+    fn trains_prefill(&mut self, first: &FirstToken<Placement>) -> Option<Tokens> {
+        let placement = first
+            .payload
+            .filter(|_| self.role == WorkerType::Aggregated)?;
+        match placement.brought {
+            Brought::Nothing => Some(placement.uncached),
+            Brought::From(haul) => {
+                if let Some(ladder) = &mut self.ladder
+                    && let Some(surplus) = self.calibration.surplus(first, haul.uncached)
+                {
+                    ladder.observe(&haul, surplus.over, surplus.prefill, first.at);
+                }
+                None
+            }
+            Brought::Untold => None,
+        }
     }
 
     fn touch(&mut self, worker: WorkerKey, at: Timestamp) -> Option<&mut WorkerState> {
