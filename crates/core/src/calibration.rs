@@ -16,6 +16,9 @@
 //! about prefill: such passes count only towards e, which tells scarce prefill (near 1) from scarce
 //! seats or memory (towards 0).
 //!
+//! A request that also has to wait for cached blocks to be brought up teaches none of this. What it took
+//! beyond its prefill measures the transfer, where it had the worker to itself.
+//!
 //! Where no event tells of first tokens, the queues that decisions see stand in for them: how they drain
 //! gives s and the scale of a and b, though not the two apart.
 //!

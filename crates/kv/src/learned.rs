@@ -67,44 +67,46 @@ pub struct Haul {
 }
 
 impl Brought {
-    /// What a worker that holds `prefix` brings up for a `prompt` in blocks of `block_tokens` tokens.
-    /// Without a ladder the size of blocks is not known, and behind transfers that are `queued` in the
-    /// store for other workers, in the order of [`Tier::LOWER`], a transfer takes longer by an unknown time.
-    #[must_use]
-    pub fn of(
-        prompt: Tokens,
-        block_tokens: u32,
-        prefix: &Prefix,
-        ladder: Option<&Ladder>,
-        [.., store]: [Millis; Tier::LOWER.len()],
-    ) -> Self {
-        let parts = [prefix.host, prefix.disk, prefix.shared];
-        let mut found = Tier::LOWER
-            .into_iter()
-            .zip(parts)
-            .filter(|(_, part)| *part > Blocks::ZERO);
-        match (found.next(), found.next(), ladder) {
-            (None, ..) => Self::Nothing,
-            (Some((Tier::Shared, _)), ..) if store > Millis::ZERO => Self::Untold,
-            (Some((tier, blocks)), None, Some(ladder)) => {
-                let uncached = uncached_tokens(prompt, block_tokens, prefix.covered());
-                Self::From(Haul {
-                    tier,
-                    bytes: blocks.get() * ladder.block_bytes(block_tokens),
-                    device: prefix.device,
-                    uncached: Tokens(uncached.round() as u64),
-                })
-            }
-            _ => Self::Untold,
-        }
-    }
-
     /// The same where at least the first `blocks` are known to be in device memory, whatever events say.
     #[must_use]
     pub fn besides(self, blocks: Blocks) -> Self {
         match self {
             Self::From(haul) if blocks > haul.device => Self::Untold,
             other => other,
+        }
+    }
+}
+
+impl Ladder {
+    /// What a worker that holds `prefix` brings up for a `prompt` in blocks of `block_tokens` tokens. Behind
+    /// transfers for other workers that are `queued` in the store, in the order of [`Tier::LOWER`], a
+    /// transfer takes longer by an unknown time.
+    #[must_use]
+    pub fn brought(
+        &self,
+        prompt: Tokens,
+        block_tokens: u32,
+        prefix: &Prefix,
+        [.., store]: [Millis; Tier::LOWER.len()],
+    ) -> Brought {
+        let parts = [prefix.host, prefix.disk, prefix.shared];
+        let mut found = Tier::LOWER
+            .into_iter()
+            .zip(parts)
+            .filter(|(_, part)| *part > Blocks::ZERO);
+        match (found.next(), found.next()) {
+            (None, _) => Brought::Nothing,
+            (Some((Tier::Shared, _)), _) if store > Millis::ZERO => Brought::Untold,
+            (Some((tier, blocks)), None) => {
+                let uncached = uncached_tokens(prompt, block_tokens, prefix.covered());
+                Brought::From(Haul {
+                    tier,
+                    bytes: blocks.get() * self.block_bytes(block_tokens),
+                    device: prefix.device,
+                    uncached: Tokens(uncached.round() as u64),
+                })
+            }
+            _ => Brought::Untold,
         }
     }
 }
@@ -341,7 +343,7 @@ mod tests {
         };
         let ladder = ladder().ladder(Timestamp::ORIGIN);
         let queued = [Millis::ZERO, Millis::ZERO, Millis::new(store_ms)];
-        Brought::of(Tokens(1_600), 16, &prefix, Some(&ladder), queued)
+        ladder.brought(Tokens(1_600), 16, &prefix, queued)
     }
 
     #[test]
@@ -365,12 +367,6 @@ mod tests {
     fn blocks_of_several_tiers_or_of_a_busy_store_are_not() {
         assert_eq!(brought([7.0, 5.0, 1.0, 0.0], 0.0), Brought::Untold);
         assert_eq!(brought([7.0, 0.0, 0.0, 5.0], 9.0), Brought::Untold);
-        let unknown = Prefix {
-            host: Blocks::new(1.0),
-            ..Prefix::default()
-        };
-        let told = Brought::of(Tokens(160), 16, &unknown, None, [Millis::ZERO; 3]);
-        assert_eq!(told, Brought::Untold);
     }
 
     #[test]

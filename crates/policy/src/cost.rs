@@ -54,7 +54,7 @@ pub(crate) struct Candidate {
     /// What it takes to bring the part of it that is not in device memory. Nothing where tiers are
     /// weighted.
     pub(crate) fetch: Fetch,
-    /// What its engine brings up, whether that pays or not.
+    /// What its engine brings up, whether that pays or not. Nothing where tiers are weighted.
     pub(crate) brought: Brought,
     /// Relative slowness s_j; 1 is the pool's typical worker.
     pub(crate) slowness: f64,

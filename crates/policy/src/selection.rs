@@ -387,7 +387,7 @@ fn note_progress(scratch: &mut Scratch, now: Timestamp) {
 }
 
 /// Cached prefix of the prompt on this worker, where a token not recomputed saves `token`, and what the
-/// worker brings up of it; none where no cache was asked for.
+/// worker brings up of it; none where no cache was asked for. Weights stand for what bringing takes.
 fn credit(
     pool: &Pool,
     snapshot: &Snapshot,
@@ -413,23 +413,22 @@ fn credit(
         .flat_map(|hits| hits.ranges.iter())
         .map(|range| u64::from(range.start)..u64::from(range.end));
     let blocks = context.request_blocks();
+    let Some(ladder) = &snapshot.ladder else {
+        let weights = &pool.parameters.tier_weights;
+        let weighted = TimedCredit {
+            blocks: weights.credit(blocks, view, shared).weighted,
+            fetch: Fetch::default(),
+        };
+        return (weighted, Brought::Nothing);
+    };
     let prompt = Tokens(context.prompt_tokens() as u64);
     let block_size = context.block_size();
-    let prefix = view.prefix(blocks, shared.clone());
-    let ladder = snapshot.ladder.as_ref();
+    let prefix = view.prefix(blocks, shared);
     let queued = transfers.queued(key_of(row.worker()), now);
-    let brought = Brought::of(prompt, block_size, &prefix, ladder, queued);
-    let credit = match ladder {
-        Some(ladder) => ladder.credit(prompt, block_size, &prefix, token, queued),
-        None => {
-            let weights = &pool.parameters.tier_weights;
-            TimedCredit {
-                blocks: weights.credit(blocks, view, shared).weighted,
-                fetch: Fetch::default(),
-            }
-        }
-    };
-    (credit, brought)
+    (
+        ladder.credit(prompt, block_size, &prefix, token, queued),
+        ladder.brought(prompt, block_size, &prefix, queued),
+    )
 }
 
 fn targets(target: WorkerAffinityTarget, worker: WorkerWithDpRank) -> bool {
