@@ -83,7 +83,9 @@ fn a_slow_host_tier_loses_when_it_is_followed_and_by_time_its_blocks_count_for_n
         mean_ttft_ms(&followed),
         mean_ttft_ms(&seen)
     );
-    let blind = on_host_tier(4.0, device_only());
+    let without =
+        json!({"tier_value": "time", "tiers": {"host": null, "disk": null, "shared": null}});
+    let blind = on_host_tier(4.0, without);
     assert_eq!(seen.record.decisions.len(), 300);
     let workers = |run: &Run| -> Vec<usize> {
         let decisions = run.record.decisions.iter();
