@@ -16,6 +16,9 @@
 //! about prefill: such passes count only towards e, which tells scarce prefill (near 1) from scarce
 //! seats or memory (towards 0).
 //!
+//! A request that also has to wait for cached blocks to be brought up teaches none of this. What it took
+//! beyond its prefill measures the transfer, where it had the worker to itself.
+//!
 //! Where no event tells of first tokens, the queues that decisions see stand in for them: how they drain
 //! gives s and the scale of a and b, though not the two apart.
 //!
@@ -116,6 +119,15 @@ pub struct WorkerEstimate {
     pub groups: u64,
     /// End of the last of them; absent before the first.
     pub last_sample: Option<Timestamp>,
+}
+
+/// What a request that had its worker to itself took beyond its prefill.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Surplus {
+    /// Time beyond the prediction; below zero where it was faster.
+    pub over: Millis,
+    /// The prediction, s·(a + b·u).
+    pub prefill: Millis,
 }
 
 /// Learns the latencies of one pool. See the module for what and how.
@@ -251,6 +263,30 @@ impl PoolCalibration {
         load.waiting = load.waiting.saturating_sub(1);
         load.running = load.running.saturating_add(1);
         *most_running = load.running.max(*most_running);
+    }
+
+    /// What the attempt that is about to answer took beyond the prefill of `uncached` tokens. Absent where
+    /// that would say something else: before a and b are known, where other prefills ran or waited on its
+    /// worker meanwhile, and where seats or memory may have been scarce. Ask before
+    /// [`on_first_token`](Self::on_first_token).
+    #[must_use]
+    pub fn surplus<T>(&mut self, token: &FirstToken<T>, uncached: Tokens) -> Option<Surplus> {
+        self.close_pass(token.worker, token.at);
+        let known = self.source == RateSource::Events
+            && self.groups >= u64::from(self.config.misfit_groups);
+        let worker = self.workers.get(&token.worker)?;
+        let plentiful = worker.load.running <= worker.most_running / 2;
+        if !known || worker.load.waiting != 1 || !plentiful {
+            return None;
+        }
+        let took = worker.passes.alone(token.sent_at, token.at)?;
+        let yardstick = Yardstick::new(&self.fit, self.typical, &self.config);
+        let slowness = worker.speed.slowness(token.at, yardstick);
+        let prefill = Millis::new(slowness * self.fit.predict(1.0, uncached.as_f64()));
+        Some(Surplus {
+            over: took - prefill,
+            prefill,
+        })
     }
 
     /// An attempt ended. Residence and decode step are learned from requests that ended by themselves
@@ -516,6 +552,75 @@ mod tests {
             Ending::Completed,
             Some((done, 1, 0)),
         ));
+    }
+
+    /// A pool of worker A that knows its rates from 20 passes: 20 ms and 0.025 ms a token.
+    fn pool_of_known_rates() -> PoolCalibration {
+        let mut pool = pool(CalibrationConfig {
+            prior_pass_ms: 20.0,
+            prior_token_ms: 0.025,
+            ..CalibrationConfig::default()
+        });
+        for n in 0..20 {
+            pass(&mut pool, A, n * 1_000, 45, Some(1_000));
+        }
+        pool
+    }
+
+    /// Time beyond a prefill of 1,000 tokens, by times in ms after 30 s.
+    fn over(pool: &mut PoolCalibration, sent_at: u64, at: u64) -> Option<f64> {
+        let token = first_token(A, 30_000 + sent_at, 30_000 + at);
+        let surplus = pool.surplus(&token, Tokens(1_000))?;
+        assert!((surplus.prefill.get() - 45.0).abs() < 0.5, "{surplus:?}");
+        Some(surplus.over.get().round())
+    }
+
+    #[test]
+    fn what_a_lone_request_takes_beyond_its_prefill_is_surplus() {
+        let mut pool = pool_of_known_rates();
+        pool.on_sent(&sent(A, 30_000));
+        assert_eq!(over(&mut pool, 0, 95), Some(50.0));
+        pool.on_first_token(&first_token(A, 30_000, 30_095), None);
+        let estimate = pool.estimate(ms(31_000));
+        assert!(close(estimate.prefill(Tokens(1_000)).get(), 45.0, 0.01));
+    }
+
+    #[test]
+    fn a_request_that_came_during_a_pass_is_measured_from_its_end() {
+        let mut pool = pool_of_known_rates();
+        pool.on_sent(&sent(A, 30_000));
+        pool.on_sent(&sent(A, 30_020));
+        pool.on_first_token(&first_token(A, 30_000, 30_045), Some(Tokens(1_000)));
+        pool.on_ended(&ended(A, 30_046, Ending::Completed, Some((30_045, 1, 0))));
+        assert_eq!(over(&mut pool, 20, 150), Some(60.0));
+    }
+
+    #[test]
+    fn where_other_prefills_mix_in_there_is_no_surplus() {
+        // Another one waits.
+        let mut pool = pool_of_known_rates();
+        pool.on_sent(&sent(A, 30_000));
+        pool.on_sent(&sent(A, 30_010));
+        assert_eq!(over(&mut pool, 0, 95), None);
+        // A pass began and ended in between.
+        pool.on_first_token(&first_token(A, 30_010, 30_060), Some(Tokens(1_000)));
+        assert_eq!(over(&mut pool, 0, 150), None);
+    }
+
+    #[test]
+    fn before_rates_are_known_and_where_room_may_be_scarce_there_is_no_surplus() {
+        let mut fresh = pool(CalibrationConfig::default());
+        fresh.on_sent(&sent(A, 30_000));
+        assert_eq!(over(&mut fresh, 0, 95), None);
+
+        // A runs more than half of the two requests that it ever ran.
+        let mut pool = pool_of_known_rates();
+        for at in [25_000, 26_000] {
+            pool.on_sent(&sent(A, at));
+            pool.on_first_token(&first_token(A, at, at + 45), Some(Tokens(1_000)));
+        }
+        pool.on_sent(&sent(A, 30_000));
+        assert_eq!(over(&mut pool, 0, 95), None);
     }
 
     fn close(actual: f64, expected: f64, tolerance: f64) -> bool {

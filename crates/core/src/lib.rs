@@ -22,7 +22,8 @@ mod worker;
 
 pub use accrual::{AccrualConfig, AccrualError, FailureAccrual, HoldDown};
 pub use calibration::{
-    CalibrationConfig, CalibrationError, PoolCalibration, PoolEstimate, RateSource, WorkerEstimate,
+    CalibrationConfig, CalibrationError, PoolCalibration, PoolEstimate, RateSource, Surplus,
+    WorkerEstimate,
 };
 pub use curve::{CurveError, CurveParameters, LatencyCurve};
 pub use ewma::{Ewma, StepEwma};

@@ -202,6 +202,9 @@ pub struct LadderConfig {
     /// Shared store; absent: blocks there are worth nothing.
     #[serde(deserialize_with = "shared")]
     pub shared: Option<TierSpeed>,
+    /// Learn from requests by how much the tiers are slower or faster than that, see
+    /// [`LearnedLadder`](crate::LearnedLadder). The score uses it, placement plans do not.
+    pub learn: bool,
 }
 
 impl Default for LadderConfig {
@@ -212,6 +215,7 @@ impl Default for LadderConfig {
             host: Some(TierSpeed::PCIE5_X16),
             disk: Some(TierSpeed::NVME_GEN4),
             shared: Some(TierSpeed::NETWORK_100G),
+            learn: true,
         }
     }
 }
@@ -280,6 +284,12 @@ impl Ladder {
         Ok(ladder)
     }
 
+    /// As it was written.
+    #[must_use]
+    pub const fn config(&self) -> &LadderConfig {
+        &self.config
+    }
+
     /// Speed of a lower tier; absent for the device, and for a tier that the ladder lacks.
     #[must_use]
     pub const fn speed(&self, tier: Tier) -> Option<&TierSpeed> {
@@ -289,6 +299,27 @@ impl Ladder {
             Tier::Disk => self.config.disk.as_ref(),
             Tier::Shared => self.config.shared.as_ref(),
         }
+    }
+
+    /// Time to bring `bytes` from a lower tier, latency included; absent as its speed is.
+    #[must_use]
+    pub fn fetch_time(&self, tier: Tier, bytes: f64) -> Option<Millis> {
+        let speed = self.speed(tier)?;
+        Some(Millis::new(speed.latency_ms) + speed.transfer(bytes))
+    }
+
+    /// The same with tiers that take longer by `factors`, above zero, in the order of [`Tier::LOWER`].
+    pub(crate) fn slowed(mut self, factors: [f64; Tier::LOWER.len()]) -> Self {
+        let LadderConfig {
+            host, disk, shared, ..
+        } = &mut self.config;
+        for (tier, factor) in [host, disk, shared].into_iter().zip(factors) {
+            if let Some(speed) = tier {
+                speed.latency_ms *= factor;
+                speed.bandwidth_gb_s /= factor;
+            }
+        }
+        self
     }
 
     /// Bytes of a block of `tokens` tokens.

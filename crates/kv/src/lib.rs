@@ -11,6 +11,7 @@ mod credit;
 #[cfg(feature = "kvbm")]
 pub mod kvbm;
 mod ladder;
+mod learned;
 mod placement;
 mod time_value;
 mod transfers;
@@ -19,6 +20,7 @@ pub use credit::{
     CacheView, Overlap, Prefix, TierCredit, TierWeights, WeightError, uncached_tokens,
 };
 pub use ladder::{KvShape, Ladder, LadderConfig, LadderError, Tier, TierSpeed};
+pub use learned::{Brought, Haul, LearnedLadder, TierFactor};
 pub use placement::{
     Advice, Advisor, Anarchy, BlockUse, Placement, PlacementAdvisor, Plan, ReplicationError,
     ReplicationGame, Rule, RuleConfig, RuleError, SlotPrices, plan,

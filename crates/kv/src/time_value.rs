@@ -75,13 +75,12 @@ impl Ladder {
             if part == Blocks::ZERO {
                 continue;
             }
-            let Some(speed) = self.speed(tier) else {
+            let bytes = part.get() * block_bytes;
+            let Some(time) = self.fetch_time(tier, bytes) else {
                 break;
             };
-            let bytes = part.get() * block_bytes;
             fetch.bytes[index] = bytes;
-            fetch.time =
-                fetch.time + queued[index] + Millis::new(speed.latency_ms) + speed.transfer(bytes);
+            fetch.time = fetch.time + queued[index] + time;
             end = end + part;
             let net = saved(end) - fetch.time;
             if net > most {
@@ -106,10 +105,10 @@ mod tests {
     fn ladder() -> Ladder {
         Ladder::new(LadderConfig {
             kv_bytes_per_token: 62_500.0,
-            device_capacity_gb: None,
             host: Some(TierSpeed::new(0.5, 10.0)),
             disk: Some(TierSpeed::new(1.0, 1.0)),
             shared: Some(TierSpeed::new(4.0, 0.5)),
+            ..LadderConfig::default()
         })
         .unwrap()
     }

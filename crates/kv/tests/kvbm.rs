@@ -28,10 +28,10 @@ const RUN: u32 = 16;
 fn advisor() -> Arc<Advisor> {
     let ladder = Ladder::new(LadderConfig {
         kv_bytes_per_token: 1e6,
-        device_capacity_gb: None,
         host: Some(TierSpeed::new(1.0, 10.0)),
         disk: Some(TierSpeed::new(2.0, 2.0)),
         shared: Some(TierSpeed::new(4.0, 1.0)),
+        ..LadderConfig::default()
     })
     .unwrap();
     let config = RuleConfig {

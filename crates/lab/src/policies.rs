@@ -60,7 +60,8 @@ pub struct Link<'a> {
 
 impl Link<'_> {
     /// The handle of our own plugin, once it is linked.
-    pub(crate) fn ours(&self) -> Option<Handle> {
+    #[must_use]
+    pub fn ours(&self) -> Option<Handle> {
         self.handle.clone()
     }
 

@@ -6,14 +6,19 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use dynamo_kv_router::WorkerType;
+use regime_core::WorkerKey;
+use regime_kv::TierFactor;
 use regime_lab::experiments::{Found, Levels, Part, Runner, Suite, TierSuite};
 use regime_lab::report::write_tiers;
 use regime_lab::workloads::{Generator, OfferedLoad, Scale, WorkloadSource};
 use regime_lab::{
-    Catalog, Engine, Experiment, Policy, Provenance, Results, Run, Settings, Workload,
+    Catalog, Engine, Experiment, Lifecycle, Link, Policy, Provenance, Results, Run, Settings,
+    Workload,
 };
+use regime_policy::Handle;
 use serde_json::{Map, Value, json};
 use support::{engine, run};
 
@@ -28,6 +33,10 @@ fn documents(requests: usize, rate: f64) -> Workload {
 
 /// Four workers whose device memory holds a third of the documents, each with a host tier that holds all.
 fn on_host_tier(gb_s: f64, parameters: Value) -> Run {
+    run(&host_tier(gb_s, parameters))
+}
+
+fn host_tier(gb_s: f64, parameters: Value) -> Experiment {
     let Value::Object(parameters) = parameters else {
         panic!("no parameters")
     };
@@ -40,13 +49,13 @@ fn on_host_tier(gb_s: f64, parameters: Value) -> Run {
         "h2d_bandwidth_gbps": gb_s, "d2h_bandwidth_gbps": gb_s,
     });
     let settings = json!({"num_gpu_blocks": 2_048, "native_host_offload": host});
-    run(&Experiment::new(
+    Experiment::new(
         policy,
         Arc::new(documents(300, 4.0)),
         engine("b200-70b", settings),
         "4".parse().unwrap(),
         1,
-    ))
+    )
 }
 
 fn by_time(gb_s: f64) -> Value {
@@ -74,7 +83,9 @@ fn a_slow_host_tier_loses_when_it_is_followed_and_by_time_its_blocks_count_for_n
         mean_ttft_ms(&followed),
         mean_ttft_ms(&seen)
     );
-    let blind = on_host_tier(4.0, device_only());
+    let without =
+        json!({"tier_value": "time", "tiers": {"host": null, "disk": null, "shared": null}});
+    let blind = on_host_tier(4.0, without);
     assert_eq!(seen.record.decisions.len(), 300);
     let workers = |run: &Run| -> Vec<usize> {
         let decisions = run.record.decisions.iter();
@@ -89,6 +100,44 @@ fn a_fast_host_tier_is_worth_following_by_time() {
     let seen = on_host_tier(63.0, by_time(63.0));
     let blind = on_host_tier(63.0, device_only());
     assert!(mean_ttft_ms(&seen) < mean_ttft_ms(&blind));
+}
+
+/// Reads what is known of the host tier at each first token.
+struct Reader(Handle, Arc<Mutex<Option<TierFactor>>>);
+
+impl Lifecycle for Reader {
+    fn first_token(&mut self, _: WorkerType, _: &str, _: WorkerKey, _: f64) {
+        let pools = self.0.report().pools;
+        *self.1.lock().unwrap() = pools.first().map(|pool| pool.tiers.factors["host"]);
+    }
+}
+
+/// The factor at the end of a run where the ladder is that of the defaults, 63 GB/s.
+fn learned(gb_s: f64) -> TierFactor {
+    let read = Arc::default();
+    let shared = Arc::clone(&read);
+    let catalog = Catalog::default().with(move |link: &mut Link<'_>| {
+        let reader = Reader(link.ours().unwrap(), Arc::clone(&shared));
+        Ok(Some(Box::new(reader) as Box<dyn Lifecycle>))
+    });
+    host_tier(gb_s, json!({"tier_value": "time"}))
+        .run(&catalog)
+        .unwrap();
+    let last: Option<TierFactor> = *read.lock().unwrap();
+    last.unwrap()
+}
+
+#[test]
+fn the_speed_of_the_link_is_learned_whatever_the_ladder_says() {
+    for (gb_s, factor) in [(4.0, 15.75), (16.0, 63.0 / 16.0)] {
+        let known = learned(gb_s);
+        assert!(known.samples >= 3, "{known:?}");
+        let off = known.factor / factor;
+        assert!(
+            (0.7..1.3).contains(&off),
+            "{known:?}, the link says {factor}"
+        );
+    }
 }
 
 #[test]

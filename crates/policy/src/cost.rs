@@ -15,7 +15,7 @@ pub(crate) use paper::paper;
 
 use rand::Rng;
 use regime_core::{Blocks, Millis, Tokens, WorkerKey};
-use regime_kv::Fetch;
+use regime_kv::{Brought, Fetch};
 
 /// What the request asks of every candidate alike.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +54,8 @@ pub(crate) struct Candidate {
     /// What it takes to bring the part of it that is not in device memory. Nothing where tiers are
     /// weighted.
     pub(crate) fetch: Fetch,
+    /// What its engine brings up, whether that pays or not. Nothing where tiers are weighted.
+    pub(crate) brought: Brought,
     /// Relative slowness s_j; 1 is the pool's typical worker.
     pub(crate) slowness: f64,
     /// Added because the worker keeps failing.
@@ -155,6 +157,7 @@ pub(crate) mod fixtures {
             credit: Blocks::ZERO,
             in_use: Blocks::ZERO,
             fetch: Fetch::default(),
+            brought: Brought::default(),
             slowness: 1.0,
             penalty: Millis::ZERO,
             taint: 1.0,

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use regime_core::{Millis, Regime, Timestamp, Tokens, WorkerKey};
+use regime_kv::Brought;
 use serde::Serialize;
 
 /// One candidate as the policy saw it.
@@ -28,6 +29,9 @@ pub struct DecisionRow {
     pub alone_ms: Millis,
     /// Prompt tokens this worker would have to prefill.
     pub uncached_tokens: f64,
+    /// What the engine brings up from lower tiers, whether that pays or not.
+    #[serde(skip)]
+    pub brought: Brought,
     /// Tokens that wait for prefill here, before this request; imputed when `load_known` is false.
     pub queued_tokens: f64,
     /// Active requests, imputed when `load_known` is false.

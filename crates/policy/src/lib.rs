@@ -60,7 +60,7 @@ pub use registration::{
 };
 pub use report::{
     AnarchyReport, DecisionsReport, GapReport, HealthReport, PoolReport, PriceReport, RatesReport,
-    Report, RequestsReport, SCHEMA, SignalReport, TtftReport, WorkerReport,
+    Report, RequestsReport, SCHEMA, SignalReport, TiersReport, TtftReport, WorkerReport,
 };
 
 use dynamo_kv_router::protocols::WorkerWithDpRank;

@@ -14,7 +14,9 @@ use parking_lot::Mutex;
 use regime_core::Regime;
 use serde::Serialize;
 
-use crate::report::{AnarchyReport, GapReport, HealthReport, PoolReport, Report, WorkerReport};
+use crate::report::{
+    AnarchyReport, GapReport, HealthReport, PoolReport, Report, TiersReport, WorkerReport,
+};
 
 /// Writes reports as metrics; remembers totals, because the facade counts in steps.
 #[derive(Debug)]
@@ -84,6 +86,7 @@ impl Publisher {
         if let Some(share) = pool.decisions.matched_share {
             set("regime_router_matched_share", &base, share);
         }
+        publish_tiers(&base, &pool.tiers);
         publish_anarchy(&base, &pool.anarchy);
         for (name, total) in [
             ("regime_router_decisions_total", pool.decisions.made),
@@ -124,6 +127,15 @@ impl Publisher {
         let before = written.entry(key).or_default();
         counter!(name, &labels).increment(total.saturating_sub(*before));
         *before = total.max(*before);
+    }
+}
+
+fn publish_tiers(base: &Labels, tiers: &TiersReport) {
+    for (&tier, known) in &tiers.factors {
+        let labels = with(base, [("tier", tier.to_owned())]);
+        set("regime_router_tier_time_factor", &labels, known.factor);
+        let samples = known.samples as f64;
+        set("regime_router_tier_time_samples", &labels, samples);
     }
 }
 
@@ -344,6 +356,16 @@ const GAUGES: &[(&str, Unit, &str)] = &[
         "1 when prefill is the scarce resource, towards 0 when seats are",
     ),
     (
+        "regime_router_tier_time_factor",
+        Unit::Count,
+        "Learned time to bring blocks from a lower tier over what the ladder says; only with `tier_value: time`",
+    ),
+    (
+        "regime_router_tier_time_samples",
+        Unit::Count,
+        "Measurements that count for it",
+    ),
+    (
         "regime_router_matched_share",
         Unit::Count,
         "Share of requests matched with the decision that placed them",
@@ -471,6 +493,7 @@ mod tests {
         Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString,
     };
     use regime_anarchy::{Figures, Found};
+    use regime_kv::TierFactor;
 
     use super::*;
 
@@ -506,11 +529,19 @@ mod tests {
         }
     }
 
-    fn written(anarchy: &AnarchyReport) -> Vec<(String, f64)> {
+    fn written(publish: impl FnOnce(&Labels)) -> Vec<(String, f64)> {
         let recorder = Written::default();
-        metrics::with_local_recorder(&recorder, || publish_anarchy(&Vec::new(), anarchy));
+        metrics::with_local_recorder(&recorder, || publish(&Vec::new()));
         let written = recorder.0.lock();
         written.clone()
+    }
+
+    fn assert_documented(written: &[(String, f64)]) {
+        let documented: Vec<_> = metrics_documentation().iter().map(|it| it.name).collect();
+        for (name, _) in written {
+            let name = name.split(' ').next().unwrap_or_default();
+            assert!(documented.contains(&name), "{name}");
+        }
     }
 
     #[test]
@@ -519,11 +550,12 @@ mod tests {
             unavailable: Some(reason),
             ..GapReport::default()
         };
-        let written = written(&AnarchyReport {
+        let anarchy = AnarchyReport {
             sampling_rate: None,
             ttft: unavailable("no_forecast"),
             e2e: unavailable("stale"),
-        });
+        };
+        let written = written(|base| publish_anarchy(base, &anarchy));
         let gauge = |labels: &str| (format!("regime_router_poa_unavailable {labels}"), 1.0);
         assert_eq!(written, [gauge("ttft no_forecast"), gauge("e2e stale")]);
     }
@@ -548,11 +580,12 @@ mod tests {
             joined_share: Some(1.0),
             ..GapReport::default()
         };
-        let written = written(&AnarchyReport {
+        let anarchy = AnarchyReport {
             sampling_rate: Some(0.5),
             ttft: gaps.clone(),
             e2e: gaps,
-        });
+        };
+        let written = written(|base| publish_anarchy(base, &anarchy));
         for (name, value) in [
             ("regime_router_poa_policy_gap ttft", 1.5),
             ("regime_router_poa_slowdown e2e", 3.0),
@@ -561,10 +594,22 @@ mod tests {
         ] {
             assert!(written.contains(&(name.to_owned(), value)), "{name}");
         }
-        let documented: Vec<_> = metrics_documentation().iter().map(|it| it.name).collect();
-        for (name, _) in written {
-            let name = name.split(' ').next().unwrap_or_default();
-            assert!(documented.contains(&name), "{name}");
-        }
+        assert_documented(&written);
+    }
+
+    #[test]
+    fn factors_are_written_by_tier_and_documented() {
+        let known = TierFactor {
+            factor: 1.5,
+            samples: 4,
+        };
+        let tiers = TiersReport {
+            factors: [("disk", known)].into(),
+            unavailable: None,
+        };
+        let written = written(|base| publish_tiers(base, &tiers));
+        let gauge = |name: &str, value| (format!("regime_router_tier_time_{name} disk"), value);
+        assert_eq!(written, [gauge("factor", 1.5), gauge("samples", 4.0)]);
+        assert_documented(&written);
     }
 }

@@ -15,7 +15,7 @@ use regime_core::{
     AccrualConfig, CalibrationConfig, CurveParameters, Cuts, FailureAccrual, LatencyCurve,
     LatencyWindow, PoolCalibration, Regime, RegimeConfig, RegimeMachine, WindowConfig,
 };
-use regime_kv::{Ladder, LadderConfig, TierWeights};
+use regime_kv::{Ladder, LadderConfig, LearnedLadder, TierWeights};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
@@ -440,24 +440,10 @@ pub(crate) struct Checked {
     pub(crate) curve: LatencyCurve,
     pub(crate) metering: Metering,
     pub(crate) horizon: Horizon,
-    pub(crate) tiers: Tiers,
+    /// What values a block in a lower tier; absent where weights do.
+    pub(crate) ladder: Option<LearnedLadder>,
+    pub(crate) tier_weights: TierWeights,
     signals: Signals,
-}
-
-/// What values a block in a lower tier.
-#[derive(Debug)]
-pub(crate) enum Tiers {
-    Weights(TierWeights),
-    Time(Ladder),
-}
-
-impl Tiers {
-    pub(crate) const fn ladder(&self) -> Option<&Ladder> {
-        match self {
-            Self::Weights(_) => None,
-            Self::Time(ladder) => Some(ladder),
-        }
-    }
 }
 
 /// Which decisions are kept to be measured, and how long.
@@ -527,7 +513,7 @@ impl Parameters {
         self.check_calibrated()?;
         self.check_paper()?;
         self.check_anarchy()?;
-        let tiers = self.check_tiers()?;
+        let ladder = self.check_tiers()?;
 
         let window = WindowConfig {
             span: millis(self.window.span_ms),
@@ -571,21 +557,21 @@ impl Parameters {
                 max_age: millis(self.anarchy.max_age_ms),
                 seed: self.seed,
             },
-            tiers,
+            ladder,
+            tier_weights: self.tier_weights.value,
             signals,
             raw: self,
         })
     }
 
-    fn check_tiers(&self) -> Result<Tiers, ParameterError> {
+    fn check_tiers(&self) -> Result<Option<LearnedLadder>, ParameterError> {
         match self.tier_value {
             TierValue::Weights if self.tiers.given => {
                 Err(refuse("tiers", "given", "only with `tier_value: time`"))
             }
             TierValue::Weights => {
-                let weights = self.tier_weights.value;
-                nested("tier_weights", weights.validate())?;
-                Ok(Tiers::Weights(weights))
+                nested("tier_weights", self.tier_weights.value.validate())?;
+                Ok(None)
             }
             TierValue::Time if self.tier_weights.given => Err(refuse(
                 "tier_weights",
@@ -596,7 +582,10 @@ impl Parameters {
             TierValue::Time if self.cost == CostModel::Paper => {
                 Err(refuse("tier_value", "time", "`weights` with `cost: paper`"))
             }
-            TierValue::Time => Ok(Tiers::Time(nested("tiers", Ladder::new(self.tiers.value))?)),
+            TierValue::Time => {
+                let ladder = nested("tiers", Ladder::new(self.tiers.value))?;
+                Ok(Some(LearnedLadder::new(ladder)))
+            }
         }
     }
 

@@ -9,8 +9,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
+use dynamo_kv_router::WorkerType;
 use regime_anarchy::Figures;
 use regime_core::{InFlight, LedgerCounts, RateSource, Regime, Timestamp, WorkerKey};
+use regime_kv::{Tier, TierFactor};
 use serde::Serialize;
 
 use crate::guard::FallbackReason;
@@ -63,6 +65,8 @@ pub struct PoolReport {
     pub health: HealthReport,
     /// Learned rates.
     pub rates: RatesReport,
+    /// What is known about the speed of lower tiers.
+    pub tiers: TiersReport,
     /// Prices in force.
     pub price: PriceReport,
     /// Requests in flight, over all workers.
@@ -148,6 +152,17 @@ pub struct RatesReport {
     /// Age of the newest pass, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<u64>,
+}
+
+/// How much longer lower tiers take than the ladder says.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct TiersReport {
+    /// By tier; empty where tiers are weighted.
+    pub factors: BTreeMap<&'static str, TierFactor>,
+    /// Why nothing is learned: `weights`, tiers are not valued by time; `switched_off`; `no_outcomes`, no
+    /// event tells when a prefill ended; `not_measured` yet, or not for long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<&'static str>,
 }
 
 /// What the cost function charges now.
@@ -303,6 +318,7 @@ fn summarise(pool: &Pool, state: &State, now: Timestamp) -> PoolReport {
             groups: estimate.groups,
             age_ms: estimate.last_group.map(|at| age_ms(now, at)),
         },
+        tiers: tiers(pool, state, now),
         price: price(pool, state, now),
         in_flight: InFlight::default(),
         anarchy: AnarchyReport::default(),
@@ -352,6 +368,30 @@ fn health(
             p99_ms: ttft.p99.map(|p99| p99.get()),
             p99_is_maximum: ttft.p99_is_maximum,
         },
+    }
+}
+
+fn tiers(pool: &Pool, state: &State, now: Timestamp) -> TiersReport {
+    let Some(ladder) = &state.ladder else {
+        return TiersReport {
+            unavailable: Some("weights"),
+            ..TiersReport::default()
+        };
+    };
+    let factors = ladder.factors(now);
+    let unavailable = if !ladder.learns() {
+        Some("switched_off")
+    } else if pool.id.role != WorkerType::Aggregated {
+        Some("no_outcomes")
+    } else if factors.iter().all(|it| it.samples == 0) {
+        Some("not_measured")
+    } else {
+        None
+    };
+    let names = Tier::LOWER.map(Tier::name);
+    TiersReport {
+        factors: names.into_iter().zip(factors).collect(),
+        unavailable,
     }
 }
 

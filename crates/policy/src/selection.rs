@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use regime_core::{Blocks, Millis, Regime, Timestamp, Tokens, WorkerKey};
-use regime_kv::{CacheView, Fetch, Ladder, Overlap, TimedCredit, Transfers};
+use regime_kv::{Brought, CacheView, Fetch, Ladder, Overlap, TimedCredit, Transfers};
 
 use crate::choice::{Choice, Contender, Rule, choose};
 use crate::clock::Clock;
@@ -29,7 +29,7 @@ use crate::cost::{
 use crate::guard::{Failure, guarded};
 use crate::in_flight::InFlight;
 use crate::journal::DecisionRow;
-use crate::parameters::{CostModel, SessionAffinity, Tiers};
+use crate::parameters::{CostModel, SessionAffinity};
 use crate::pool::{Pool, Snapshot};
 use crate::progress::Progress;
 use crate::{ScoreProbe, key_of};
@@ -246,7 +246,7 @@ fn price(
                 &snapshot.prices,
                 request.block_size,
                 context.request_blocks() as f64,
-                parameters.tiers.ladder().is_some(),
+                snapshot.ladder.is_some(),
             );
         }
         note_progress(scratch, now);
@@ -309,10 +309,13 @@ fn candidate(
     }
     let slowness = known.map_or(1.0, |worker| worker.slowness);
     let token = snapshot.prices.omega_per_token() * slowness;
-    let TimedCredit {
-        blocks: credit,
-        fetch,
-    } = credit(pool, context, row, token, transfers, now);
+    let (
+        TimedCredit {
+            blocks: credit,
+            fetch,
+        },
+        brought,
+    ) = credit(pool, snapshot, context, row, token, transfers, now);
     let held = known.is_some_and(|worker| worker.is_held(now));
     let mut candidate = Candidate {
         worker,
@@ -326,6 +329,7 @@ fn candidate(
         credit,
         in_use: Blocks::ZERO,
         fetch,
+        brought,
         slowness,
         penalty: Millis::new(if held {
             parameters.failures.penalty_ms
@@ -367,6 +371,7 @@ fn credit_in_flight(
         } = row.load;
         let shared = seen.shared(row.worker, active_requests, decode_blocks, request_blocks);
         row.in_use = shared;
+        row.brought = row.brought.besides(shared);
         if timed {
             row.believe(shared, block_value * row.slowness);
         }
@@ -381,18 +386,19 @@ fn note_progress(scratch: &mut Scratch, now: Timestamp) {
     }
 }
 
-/// Cached prefix of the prompt on this worker, where a token not recomputed saves `token`; none where no
-/// cache was asked for.
+/// Cached prefix of the prompt on this worker, where a token not recomputed saves `token`, and what the
+/// worker brings up of it; none where no cache was asked for. Weights stand for what bringing takes.
 fn credit(
     pool: &Pool,
+    snapshot: &Snapshot,
     context: &WorkerSelectionContext<'_>,
     row: WorkerCandidate<'_>,
     token: Millis,
     transfers: &Transfers,
     now: Timestamp,
-) -> TimedCredit {
+) -> (TimedCredit, Brought) {
     let Some(cache) = row.cache() else {
-        return TimedCredit::default();
+        return Default::default();
     };
     let overlap = Overlap {
         device: Blocks::new(cache.device_overlap_blocks()),
@@ -407,19 +413,22 @@ fn credit(
         .flat_map(|hits| hits.ranges.iter())
         .map(|range| u64::from(range.start)..u64::from(range.end));
     let blocks = context.request_blocks();
-    match &pool.parameters.tiers {
-        Tiers::Weights(weights) => TimedCredit {
+    let Some(ladder) = &snapshot.ladder else {
+        let weights = &pool.parameters.tier_weights;
+        let weighted = TimedCredit {
             blocks: weights.credit(blocks, view, shared).weighted,
             fetch: Fetch::default(),
-        },
-        Tiers::Time(ladder) => ladder.credit(
-            Tokens(context.prompt_tokens() as u64),
-            context.block_size(),
-            &view.prefix(blocks, shared),
-            token,
-            transfers.queued(key_of(row.worker()), now),
-        ),
-    }
+        };
+        return (weighted, Brought::Nothing);
+    };
+    let prompt = Tokens(context.prompt_tokens() as u64);
+    let block_size = context.block_size();
+    let prefix = view.prefix(blocks, shared);
+    let queued = transfers.queued(key_of(row.worker()), now);
+    (
+        ladder.credit(prompt, block_size, &prefix, token, queued),
+        ladder.brought(prompt, block_size, &prefix, queued),
+    )
 }
 
 fn targets(target: WorkerAffinityTarget, worker: WorkerWithDpRank) -> bool {
@@ -461,8 +470,8 @@ impl WorkerPicker for Picker {
             let choice = self.choose(context, input, scratch, now)?;
             self.record(context, scratch, choice, now);
             let blocks = context.request_blocks() as f64;
-            let ladder = self.pool.parameters.tiers.ladder();
-            scratch.placed(choice.row, blocks, ladder, now);
+            let snapshot = self.pool.snapshot();
+            scratch.placed(choice.row, blocks, snapshot.ladder.as_ref(), now);
             Ok(choice.row)
         });
         Ok(picked.unwrap_or_else(|failure| {
@@ -566,6 +575,7 @@ impl Picker {
                         predicted_ms: cost.predicted,
                         alone_ms: cost.alone,
                         uncached_tokens: cost.uncached_tokens,
+                        brought: candidate.brought,
                         queued_tokens: candidate.load.prefill_tokens,
                         active_requests: candidate.load.active_requests,
                         load_known: candidate.load_known,

@@ -9,8 +9,11 @@ mod support;
 
 use std::ops::Range;
 
+use dynamo_kv_router::WorkerType;
 use dynamo_kv_router::protocols::WorkerAffinityTarget;
-use support::{Host, Row, request, row, shared};
+use regime_core::Tokens;
+use regime_policy::{Clock, Feedback};
+use support::{Host, Row, key, request, row, shared};
 
 /// 1 MB a block: 0.5 ms and 0.1 ms a block from the host, 1 and 1 from the disk, 1 and 0.1 from the store.
 const LADDER: &str = "{tier_value: time, tiers: {kv_bytes_per_token: 62500, \
@@ -168,5 +171,102 @@ fn a_session_target_is_believed_to_hold_its_share_where_that_is_worth_more() {
         let rows = host.pool().last_decision.unwrap().rows;
         let target = rows.iter().find(|row| row.worker.id == 1).unwrap();
         assert_close(&[target.alone_ms.get()], &[ms]);
+    }
+}
+
+/// `requests` of 100 blocks go one after the other to a worker that holds them in `row`, and each takes
+/// `ttft_ms`.
+fn serve(host: &Host, feedback: &Feedback, row: Row, requests: usize, ttft_ms: u64) {
+    let prompt = Tokens(1_600);
+    for _ in 0..requests {
+        let id = format!("{:?}", host.clock.now());
+        feedback.classified(&id, host.clock.now(), prompt);
+        host.select(100, &[row]);
+        feedback.sent(&id, key(1));
+        host.advance(ttft_ms);
+        feedback.responding(&id, key(1), Some(1));
+        feedback.completed(&id, key(1), Some(prompt.0 + 1));
+        host.advance(1_000);
+    }
+}
+
+/// 30 prefills of 12 + 0.03 · 1,600 = 60 ms, so that rates are known.
+fn with_known_rates(parameters: &str, role: WorkerType) -> (Host, Feedback) {
+    let host = Host::with(parameters, role, None);
+    let (feedback, _) = host.feedback(&[1]);
+    serve(&host, &feedback, row(1), 30, 60);
+    (host, feedback)
+}
+
+#[test]
+fn a_tier_that_is_slower_than_the_ladder_says_is_priced_as_it_is() {
+    let (host, feedback) = with_known_rates(LADDER, WorkerType::Aggregated);
+    let on_host = row(1).tiers(0, 100, 0);
+    // 12 + 10.5 ms by the ladder. They take 12 + 21.
+    assert_close(&predict(&host, 100, &[on_host], &[]).0, &[22.5]);
+    host.advance(1_000);
+    serve(&host, &feedback, on_host, 10, 33);
+    let tiers = host.pool().tiers;
+    assert_eq!(tiers.unavailable, None);
+    let [host_tier, disk] = ["host", "disk"].map(|tier| tiers.factors[tier]);
+    assert_eq!((disk.factor, disk.samples), (1.0, 0));
+    assert_eq!(host_tier.samples, 10);
+    assert!((1.95..2.05).contains(&host_tier.factor), "{host_tier:?}");
+    // The second waits for the 100 MB of the first, 10 ms by the ladder.
+    let [first, second] = [(); 2].map(|()| predict(&host, 100, &[on_host], &[]).0[0]);
+    assert!((32.0..34.0).contains(&first), "{first}");
+    assert!((19.0..21.0).contains(&(second - first)), "{second}");
+    // The rates of prefill have nothing to do with it.
+    let rates = host.pool().rates;
+    let prefill = rates.pass_ms + 1_600.0 * rates.token_ms;
+    assert!((59.0..61.0).contains(&prefill), "{rates:?}");
+    // In silence the ladder holds again.
+    host.advance(700_000);
+    assert_close(&[host.pool().tiers.factors["host"].factor], &[1.0]);
+}
+
+#[test]
+fn requests_that_bring_up_blocks_teach_no_prefill_rates() {
+    let (host, feedback) = with_known_rates(LADDER, WorkerType::Aggregated);
+    // The first brings the last of those before to an end.
+    serve(&host, &feedback, row(1).tiers(0, 90, 0), 1, 300);
+    let before = host.pool().rates;
+    serve(&host, &feedback, row(1).tiers(0, 90, 0), 30, 300);
+    let after = host.pool().rates;
+    assert_eq!([before.groups, after.groups], [30, 30]);
+    assert_eq!(
+        (after.pass_ms, after.token_ms),
+        (before.pass_ms, before.token_ms)
+    );
+}
+
+#[test]
+fn where_tiers_cannot_be_told_apart_nothing_is_learned_and_the_report_says_why() {
+    let on_host = row(1).tiers(0, 100, 0);
+    let fixed = LADDER.replacen("tiers: {", "tiers: {learn: false, ", 1);
+    let cases = [
+        ("{}", WorkerType::Aggregated, on_host, Some("weights")),
+        (
+            fixed.as_str(),
+            WorkerType::Aggregated,
+            on_host,
+            Some("switched_off"),
+        ),
+        (LADDER, WorkerType::Prefill, on_host, Some("no_outcomes")),
+        (
+            LADDER,
+            WorkerType::Aggregated,
+            row(1).tiers(0, 50, 50),
+            Some("not_measured"),
+        ),
+        (LADDER, WorkerType::Aggregated, on_host, None),
+    ];
+    for (parameters, role, row, reason) in cases {
+        let (host, feedback) = with_known_rates(parameters, role);
+        serve(&host, &feedback, row, 10, 100);
+        let tiers = host.pool().tiers;
+        assert_eq!(tiers.unavailable, reason);
+        let learned = tiers.factors.values().any(|it| it.samples > 0);
+        assert_eq!(learned, reason.is_none(), "{reason:?}");
     }
 }

@@ -16,6 +16,7 @@ use crate::{Millis, Timestamp, Tokens};
 #[derive(Debug, Clone, Default)]
 pub(super) struct PassTracker {
     open: Option<OpenPass>,
+    previous_began: Timestamp,
     previous_end: Timestamp,
 }
 
@@ -55,11 +56,18 @@ impl PassTracker {
         }
     }
 
+    /// How long the worker was at a request that was sent at `sent_at` and answers at `at`, if no other pass
+    /// began in between. Call after [`close_before`](Self::close_before), before its own first token.
+    pub(super) fn alone(&self, sent_at: Timestamp, at: Timestamp) -> Option<Millis> {
+        let undisturbed = self.open.is_none() && self.previous_began <= sent_at;
+        undisturbed.then(|| Millis::from(at.since(self.previous_end.max(sent_at))))
+    }
+
     /// Close the open pass if it is more than `gap` old at `at`; returns it if it can be learned from.
     pub(super) fn close_before(&mut self, at: Timestamp, gap: Duration) -> Option<Stretch> {
         let pass = self.open.take_if(|pass| at.since(pass.at) > gap)?;
         let began = self.previous_end.max(pass.earliest_sent);
-        self.previous_end = pass.at;
+        (self.previous_began, self.previous_end) = (began, pass.at);
         let duration = Millis::from(pass.at.since(began));
         let tokens = pass.tokens?;
         (duration > Millis::ZERO).then_some(Stretch {

@@ -236,10 +236,10 @@ mod tests {
     fn rule() -> Rule {
         let ladder = Ladder::new(LadderConfig {
             kv_bytes_per_token: 1e6,
-            device_capacity_gb: None,
             host: Some(TierSpeed::new(0.5, 10.0)),
             disk: Some(TierSpeed::new(2.0, 2.0)),
             shared: Some(TierSpeed::new(12.0, 1.0)),
+            ..LadderConfig::default()
         })
         .unwrap();
         let config = RuleConfig {

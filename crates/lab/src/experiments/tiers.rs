@@ -224,7 +224,7 @@ impl TierSuite<'_> {
         let preset = LadderConfig::default();
         for name in &self.policies {
             // Where the preset is the truth, it is `time`.
-            let twin = name == "time-preset"
+            let twin = name.starts_with("time-preset")
                 && preset.host == Some(link.speed)
                 && preset.kv_bytes_per_token == bytes as f64;
             if !names.contains(name) && !twin {
@@ -264,13 +264,15 @@ impl TierSuite<'_> {
     ) -> Result<Policy, PolicyError> {
         let value = match name {
             Self::BASELINE => json!({"tier_value": "weights"}),
-            "time" => json!({"tier_value": "time", "tiers": {
+            "time" | "time-fixed" => json!({"tier_value": "time", "tiers": {
                 "kv_bytes_per_token": bytes_per_token,
                 "host": {"latency_ms": speed.latency_ms, "bandwidth_gb_s": speed.bandwidth_gb_s},
                 "disk": null,
                 "shared": null,
+                "learn": name == "time",
             }}),
             "time-preset" => json!({"tier_value": "time"}),
+            "time-preset-fixed" => json!({"tier_value": "time", "tiers": {"learn": false}}),
             "device" => json!({"tier_weights": {"host": 0, "disk": 0, "shared": 0}}),
             other => return Policy::named(other, self.catalog),
         };

@@ -69,6 +69,7 @@ const ROWS: &[Row] = &[
     ("tiers.shared.latency_ms", "at least that of `disk`", "time to the first byte from the shared store, ms; `tiers.shared: null`: worth nothing"),
     ("tiers.shared.bandwidth_gb_s", "above 0, at most that of `host`", "bandwidth of the shared store, for all workers together, GB/s; default: 100 Gb/s"),
     ("tiers.shared.capacity_gb", "above 0, or absent", "shared store, GB; for placement plans"),
+    ("tiers.learn", "`true` or `false`", "learn from requests by how much the tiers are slower or faster than that, [tiers.md](tiers.md)"),
     ("session_affinity", "`exclusive` or `advisory`", "a session's target is the only candidate, or is credited with cache"),
     ("affinity_credit", "0 to 1", "share of the prompt that an advisory target is believed to hold at least"),
     ("saturation_filter", "`true` or `false`", "leave saturated workers out while others are not"),

@@ -155,6 +155,7 @@ impl Handover {
 mod tests {
     use super::*;
     use crate::journal::DecisionRow;
+    use regime_kv::Brought;
 
     fn at(millis: u64) -> Timestamp {
         Timestamp::from_millis(millis)
@@ -177,6 +178,7 @@ mod tests {
             queued_tokens: 0.0,
             active_requests: f64::from(active),
             load_known: true,
+            brought: Brought::default(),
         });
         Decision {
             at: at(at_ms),

@@ -471,6 +471,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use regime_kv::Brought;
 
     const W: WorkerKey = WorkerKey::new(1, 0);
 
@@ -500,6 +501,7 @@ mod tests {
                 predicted_ms: Millis::new(30.0),
                 alone_ms: Millis::new(20.0),
                 uncached_tokens: 0.0,
+                brought: Brought::default(),
                 queued_tokens: 0.0,
                 active_requests: 0.0,
                 load_known: true,
@@ -685,6 +687,7 @@ mod tests {
                 predicted_ms: Millis::ZERO,
                 alone_ms: Millis::ZERO,
                 uncached_tokens: 0.0,
+                brought: Brought::default(),
                 queued_tokens: 0.0,
                 active_requests: 0.0,
                 load_known: true,

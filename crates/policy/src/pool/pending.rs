@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use regime_core::{Millis, Timestamp, Tokens, WorkerKey};
+use regime_kv::Brought;
 
 use super::meter::Ticket;
 use crate::journal::Decision;
@@ -26,6 +27,8 @@ const MAX_AGE: Duration = Duration::from_secs(30);
 pub(crate) struct Placement {
     /// Tokens to prefill on the chosen worker.
     pub(crate) uncached: Tokens,
+    /// What its engine brings up from lower tiers.
+    pub(crate) brought: Brought,
     /// Predicted TTFT.
     pub(crate) predicted: Millis,
     /// Predicted TTFT on an idle worker.
@@ -73,6 +76,7 @@ impl Pending {
             placement: Placement {
                 // Clamped by construction to 0..=prompt.
                 uncached: Tokens(row.uncached_tokens.round() as u64),
+                brought: row.brought,
                 predicted: row.predicted_ms,
                 alone: row.alone_ms,
                 ticket,
@@ -137,6 +141,7 @@ mod tests {
                 predicted_ms: Millis::ZERO,
                 alone_ms: Millis::ZERO,
                 uncached_tokens: uncached,
+                brought: Brought::default(),
                 queued_tokens: 0.0,
                 active_requests: 0.0,
                 load_known: true,

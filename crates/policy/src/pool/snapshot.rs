@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use regime_core::{FailureAccrual, Regime, RegimeMachine, Timestamp, WorkerKey};
+use regime_kv::Ladder;
 
 use crate::cost::Prices;
 
@@ -14,6 +15,8 @@ use crate::cost::Prices;
 pub(crate) struct Snapshot {
     pub(super) machine: RegimeMachine,
     pub(crate) prices: Prices,
+    /// What it takes to bring blocks, as learned; absent where tiers are weighted.
+    pub(crate) ladder: Option<Ladder>,
     /// Sorted by key.
     pub(super) workers: Vec<WorkerSnapshot>,
 }

@@ -17,6 +17,7 @@ use regime_core::{
     PoolCalibration, Reading, Regime, RegimeChange, RegimeMachine, SlowdownWindow, StepEwma,
     Timestamp, Tokens, WindowSummary, WorkerKey,
 };
+use regime_kv::{Brought, LearnedLadder};
 
 use super::gauge;
 use super::handover::Handover;
@@ -162,6 +163,8 @@ pub(crate) struct State {
     role: WorkerType,
     parameters: Arc<Checked>,
     pub(crate) calibration: PoolCalibration,
+    /// Absent where tiers are weighted.
+    pub(crate) ladder: Option<LearnedLadder>,
     pub(crate) health: Health,
     pub(crate) workers: BTreeMap<WorkerKey, WorkerState>,
     pub(crate) pending: Pending,
@@ -188,6 +191,7 @@ impl State {
         Self {
             role,
             calibration: parameters.calibration.clone(),
+            ladder: parameters.ladder.clone(),
             health: Health::new(parameters),
             workers: BTreeMap::new(),
             pending: Pending::default(),
@@ -338,7 +342,7 @@ impl State {
 
     fn apply_first_token(&mut self, first: &FirstToken<Attached>) {
         let placement = first.payload.and_then(|attached| attached.placement);
-        let uncached = self.trains_prefill(placement);
+        let uncached = self.trains_prefill(first, placement);
         self.calibration.on_first_token(first, uncached);
         self.measure(ticket(placement), |meter, ticket| {
             meter.answered(ticket, first.at, first.ttft)
@@ -435,6 +439,7 @@ impl State {
         Snapshot {
             machine: self.health.machine.clone(),
             prices: self.prices(now),
+            ladder: self.ladder.as_ref().map(|ladder| ladder.ladder(now)),
             workers: self
                 .workers
                 .iter()
@@ -486,10 +491,26 @@ impl State {
     }
 
     /// Prefill rates are learned where the worker that answers also prefills. On a decode worker the
-    /// time to the first token is somebody else's prefill.
-    fn trains_prefill(&self, placement: Option<Placement>) -> Option<Tokens> {
+    /// time to the first token is somebody else's prefill. What a request takes that brings up blocks says
+    /// how fast their tier is, if anything.
+    fn trains_prefill(
+        &mut self,
+        first: &FirstToken<Attached>,
+        placement: Option<Placement>,
+    ) -> Option<Tokens> {
         let placement = placement.filter(|_| self.role == WorkerType::Aggregated)?;
-        Some(placement.uncached)
+        match placement.brought {
+            Brought::Nothing => Some(placement.uncached),
+            Brought::From(haul) => {
+                if let Some(ladder) = &mut self.ladder
+                    && let Some(surplus) = self.calibration.surplus(first, haul.uncached)
+                {
+                    ladder.observe(&haul, surplus.over, surplus.prefill, first.at);
+                }
+                None
+            }
+            Brought::Untold => None,
+        }
     }
 
     fn touch(&mut self, worker: WorkerKey, at: Timestamp) -> Option<&mut WorkerState> {
