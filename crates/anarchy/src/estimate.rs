@@ -90,6 +90,15 @@ impl Estimate {
         self.with(self.sums.actual + held, held, Millis::ZERO)
     }
 
+    /// The same choices where the requests were expected to wait for a seat, `wait` in sum, whatever the choice.
+    /// An idle fleet has seats, so it is overload.
+    ///
+    /// # Errors
+    /// As of [`GapSplit::new`].
+    pub fn behind_seats(&self, wait: Millis) -> Result<Self, NoEstimate> {
+        self.with(self.sums.actual, wait, Millis::ZERO)
+    }
+
     /// With more time on every assignment, and `alone` more alone.
     fn with(&self, actual: Millis, placed: Millis, alone: Millis) -> Result<Self, NoEstimate> {
         let sums = WindowSums {
@@ -155,5 +164,9 @@ mod tests {
         let expected = millis([110.0, 90.0, 80.0, 10.0]);
         let held = ttft.from_arrival(Millis::new(50.0));
         assert_eq!(held, Estimate::new(2, expected, bounds(70.0, 80.0)));
+        // Behind others for seats, 15 ms expected on everything but alone.
+        let expected = millis([60.0, 55.0, 45.0, 10.0]);
+        let behind = ttft.behind_seats(Millis::new(15.0));
+        assert_eq!(behind, Estimate::new(2, expected, bounds(35.0, 45.0)));
     }
 }

@@ -106,6 +106,8 @@ pub struct Record {
     pub residence: Option<Millis>,
     /// How long the router had held the request before it chose.
     pub held: Millis,
+    /// How long the request was expected to wait for a seat, whatever the choice.
+    pub seat_wait: Millis,
     /// From the decision to the first token; absent when none came.
     pub ttft: Option<Millis>,
     /// From the decision to the last token, at least `ttft`; absent when the request was not served to its
@@ -201,6 +203,7 @@ mod tests {
             candidates: vec![candidate(A, 12.5, 80.0), candidate(B, 0.0, 80.001)],
             residence: Some(ms(600.5)),
             held: ms(20.0),
+            seat_wait: ms(5.0),
             ttft: Some(ms(81.25)),
             e2e: Some(ms(700.0)),
         }
@@ -265,7 +268,7 @@ mod tests {
             r#"{"worker":{"n":0,"id":"18446744073709551615","rank":0}}"#,
             r#"{"worker":{"n":1,"id":"18446744073709551614","rank":3}}"#,
             r#"{"pool":{"n":0,"model":"m","role":"aggregated","routing_group":"default"}}"#,
-            r#"{"decision":{"pool":0,"at":12.25,"prompt":288,"regime":"below","chosen":1,"residence":600.5,"held":20,"ttft":81.25,"e2e":700,"rows":[[0,12.5,80],[1,0,80.001]]}}"#,
+            r#"{"decision":{"pool":0,"at":12.25,"prompt":288,"regime":"below","chosen":1,"residence":600.5,"held":20,"seat_wait":5,"ttft":81.25,"e2e":700,"rows":[[0,12.5,80],[1,0,80.001]]}}"#,
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
     }
@@ -466,6 +469,7 @@ mod tests {
         let failed = Record {
             residence: None,
             held: Millis::ZERO,
+            seat_wait: Millis::ZERO,
             ttft: None,
             e2e: None,
             ..record(5)
@@ -541,6 +545,7 @@ mod tests {
                     candidates,
                     residence: latency.and_then(|(_, decode)| decode),
                     held: latency.map_or(Millis::ZERO, |(ttft, _)| ttft),
+                    seat_wait: latency.map_or(Millis::ZERO, |(ttft, _)| ttft * 0.5),
                     ttft: latency.map(|(ttft, _)| ttft),
                     e2e: latency.and_then(|(ttft, decode)| Some(ttft + decode?)),
                 }
@@ -556,7 +561,7 @@ mod tests {
         for span in [&mut record.residence, &mut record.ttft, &mut record.e2e] {
             *span = span.map(round);
         }
-        record.held = round(record.held);
+        (record.held, record.seat_wait) = (round(record.held), round(record.seat_wait));
         record
     }
 

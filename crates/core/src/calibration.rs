@@ -63,6 +63,9 @@ use speed::{RATIO_RANGE, Speed, Yardstick};
 
 /// Efficiency before anything is learned: prefill is the bottleneck.
 const PRIOR_EFFICIENCY: f64 = 1.0;
+/// First tokens in a row, with others waiting, after which a peak of running requests is taken for the number
+/// of seats: while a queue fills idle seats, nearly each first token is a new peak.
+const SEATS_SHOWN: u32 = 16;
 
 /// Where a pool's prefill rates come from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -158,6 +161,8 @@ pub struct PoolCalibration {
 struct Worker {
     load: InFlight,
     most_running: u32,
+    /// First tokens since that rose, while others waited.
+    under_ceiling: u32,
     passes: PassTracker,
     drain: DrainTracker,
     speed: Speed,
@@ -256,13 +261,19 @@ impl PoolCalibration {
         let Worker {
             load,
             most_running,
+            under_ceiling,
             passes,
             ..
         } = worker;
         passes.first_token(token.at, token.sent_at, uncached, load.running);
         load.waiting = load.waiting.saturating_sub(1);
         load.running = load.running.saturating_add(1);
-        *most_running = load.running.max(*most_running);
+        if load.running > *most_running {
+            *most_running = load.running;
+            *under_ceiling = 0;
+        } else if load.waiting > 0 {
+            *under_ceiling = under_ceiling.saturating_add(1);
+        }
     }
 
     /// What the attempt that is about to answer took beyond the prefill of `uncached` tokens. Absent where
@@ -340,6 +351,28 @@ impl PoolCalibration {
                 None => worker.drain.give_up(),
             }
         }
+    }
+
+    /// How long one more request would wait for a seat if the pool's requests were spread at will, where
+    /// `active` is the number on each worker without it. Seats come free at the rate at which the running
+    /// end, seats / R, and as many have to as there are requests without one.
+    ///
+    /// How many seats a worker has shows when they run out: then the most that ever ran stays the most,
+    /// though others wait. Zero until every worker has shown it, by 16 first tokens in a row.
+    #[must_use]
+    pub fn seat_wait(&self, active: impl IntoIterator<Item = (WorkerKey, f64)>) -> Millis {
+        let (mut requests, mut seats) = (1.0, 0.0);
+        for (key, active) in active {
+            let known = self.workers.get(&key);
+            let Some(worker) = known.filter(|worker| worker.has_shown_its_seats()) else {
+                return Millis::ZERO;
+            };
+            requests += active;
+            seats += f64::from(worker.most_running);
+        }
+        let without = (requests - seats).max(0.0);
+        let each = Millis::new(self.residence.value()).ratio(Millis::new(seats));
+        Millis::new(without * each.unwrap_or(0.0))
     }
 
     /// What the pool has learned, as it stands at `now`.
@@ -458,6 +491,10 @@ impl PoolCalibration {
 }
 
 impl Worker {
+    fn has_shown_its_seats(&self) -> bool {
+        self.under_ceiling >= SEATS_SHOWN
+    }
+
     /// Whether `stretch` ended with about as many requests running as ever did, and with enough of them
     /// for that to mean something.
     fn is_seat_limited(&self, stretch: &Stretch, config: &CalibrationConfig) -> bool {
@@ -828,6 +865,36 @@ mod tests {
         assert_eq!(pool.estimate(ms(0)).waiting, 5.0);
         let after_a_minute = pool.estimate(ms(60_000)).waiting;
         assert!((after_a_minute - 5.0 / std::f64::consts::E).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_wait_for_a_seat_is_what_the_seats_take_to_come_free() {
+        let mut pool = pool(CalibrationConfig::default());
+        pool.insert_worker(B);
+        for _ in 0..20 {
+            pool.on_sent(&sent(A, 0));
+        }
+        pool.on_first_token(&first_token(A, 0, 100), None);
+        pool.on_first_token(&first_token(A, 0, 200), None);
+        // Two run and the others wait. Whenever one ends, the next begins.
+        for at in (1..=16).map(|cycle| 200 + cycle * 1_500) {
+            assert_eq!(pool.seat_wait([(A, 5.0)]), Millis::ZERO);
+            pool.on_ended(&ended(
+                A,
+                at,
+                Ending::Completed,
+                Some((at - 1_500, 1_500, 100)),
+            ));
+            pool.on_first_token(&first_token(A, 0, at), None);
+        }
+        // With five there, four requests more than seats have to end, two in 1.5 s.
+        assert_eq!(pool.seat_wait([(A, 5.0)]), Millis::new(3_000.0));
+        assert_eq!(pool.seat_wait([(A, 1.0)]), Millis::ZERO);
+        // The other worker may have seats.
+        assert_eq!(pool.seat_wait([(A, 5.0), (B, 0.0)]), Millis::ZERO);
+        // A third at once: there are more seats than two.
+        pool.on_first_token(&first_token(A, 0, 24_300), None);
+        assert_eq!(pool.seat_wait([(A, 5.0)]), Millis::ZERO);
     }
 
     #[test]

@@ -195,6 +195,7 @@ fn record(choice: JoinedChoice) -> Record {
         candidates: choice.candidates,
         residence: Some(choice.residence.max(Millis::ZERO)),
         held: choice.held,
+        seat_wait: choice.seat_wait,
         ttft: choice.ttft,
         e2e: choice.e2e,
     }
@@ -224,6 +225,7 @@ mod tests {
             }],
             residence: Millis::new(100.0),
             held: Millis::ZERO,
+            seat_wait: Millis::ZERO,
             ttft: Some(Millis::new(12.0)),
             e2e: Some(Millis::new(90.0)),
         }

@@ -103,6 +103,7 @@ struct Facts {
     regime: Regime,
     /// Time before the decision.
     held: Millis,
+    seat_wait: Millis,
     residence: Millis,
     e2e: Option<Millis>,
 }
@@ -175,6 +176,7 @@ fn answered(seen: Seen, record: &RunRecord) -> Option<Answered> {
         facts: Facts {
             regime: seen.regime,
             held: Millis::new(at_ms(seen.at) - request.arrival_ms).max(Millis::ZERO),
+            seat_wait: seen.seat_wait,
             residence: seen.residence,
             e2e,
         },
@@ -251,13 +253,16 @@ fn windows(answered: Vec<Answered>) -> Result<Vec<Window>, CollectorError> {
         let estimate = Estimator::default().estimate(&window);
         let held = own.iter().map(|it| it.held).sum();
         let residence = own.iter().map(|it| it.residence).sum();
+        let seat_wait = own.iter().map(|it| it.seat_wait).sum();
+        // What no choice changed.
+        let with_waits = |it: Estimate| it.from_arrival(held)?.behind_seats(seat_wait);
         let e2e: Option<Millis> = own.iter().map(|it| it.e2e).sum();
         windows.push(Window {
             requests: window.len(),
             end_ms: at_ms(last.decided_at),
             regime: first.regime,
-            e2e: e2e.map(|e2e| estimate?.end_to_end(e2e, residence)?.from_arrival(held)),
-            ttft: estimate.and_then(|it| it.from_arrival(held)),
+            e2e: e2e.map(|e2e| with_waits(estimate?.end_to_end(e2e, residence)?)),
+            ttft: estimate.and_then(with_waits),
         });
     }
     Ok(windows)
@@ -369,6 +374,7 @@ mod tests {
             candidates: Vec::new(),
             residence: Millis::ZERO,
             held: Millis::ZERO,
+            seat_wait: Millis::ZERO,
             ttft: Some(Millis::new(ttft_ms)),
             e2e: Some(Millis::new(ttft_ms + 200.0)),
         }

@@ -41,6 +41,8 @@ pub struct Observed {
     pub candidates: Vec<Candidate>,
     /// What a request takes from its first token to its last, in the mean over the pool.
     pub residence: Millis,
+    /// How long a request then had to wait for a seat, whatever the choice.
+    pub seat_wait: Millis,
 }
 
 impl Observer {
@@ -67,13 +69,13 @@ impl Observer {
         let selected = selected.ok().map(|selected| key_of(selected.worker));
         let candidates = self.scratch.lock().forecasts();
         let now = self.clock.now();
-        let estimate = self
-            .pool
-            .with_state(now, |state| state.calibration.estimate(now));
+        let expected = self.pool.with_state(now, |state| state.last_expected());
+        let expected = expected.unwrap_or_default();
         Some(Observed {
             regime: self.pool.snapshot().regime(now),
             candidates: candidates.filter(|_| selected == Some(chosen))?,
-            residence: Millis::new(estimate.residence_ms),
+            residence: expected.residence,
+            seat_wait: expected.seat_wait,
         })
     }
 }

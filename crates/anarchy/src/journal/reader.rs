@@ -291,6 +291,7 @@ impl<R: BufRead> JournalReader<R> {
             candidates,
             residence: line.residence.map(|span| span.millis()),
             held: line.held.millis(),
+            seat_wait: line.seat_wait.millis(),
             ttft: line.ttft.map(|span| span.millis()),
             e2e: line.e2e.map(|span| span.millis()),
         })

@@ -74,6 +74,8 @@ pub(super) struct Decision {
     pub(super) residence: Option<Latency>,
     #[serde(default, skip_serializing_if = "Latency::is_zero")]
     pub(super) held: Latency,
+    #[serde(default, skip_serializing_if = "Latency::is_zero")]
+    pub(super) seat_wait: Latency,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ttft: Option<Latency>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

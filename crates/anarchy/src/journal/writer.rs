@@ -77,6 +77,7 @@ impl<W: Write> JournalWriter<W> {
         };
         let residence = latency("residence", record.residence)?;
         let held = usable("held", record.held)?;
+        let seat_wait = usable("seat_wait", record.seat_wait)?;
         let (ttft, e2e) = (latency("ttft", record.ttft)?, latency("e2e", record.e2e)?);
         if e2e.is_some() && e2e < ttft {
             return Err(unusable("e2e", &record.e2e, "at least ttft"));
@@ -112,6 +113,7 @@ impl<W: Write> JournalWriter<W> {
             chosen: self.worker(record.chosen)?,
             residence,
             held,
+            seat_wait,
             ttft,
             e2e,
             rows: line.rows,

@@ -35,6 +35,8 @@ pub(crate) struct Seen {
     pub(crate) candidates: Vec<regime_anarchy::Candidate>,
     /// Mean time from first to last token.
     pub(crate) residence: Millis,
+    /// Expected wait for a seat.
+    pub(crate) seat_wait: Millis,
 }
 
 /// The decisions of one pool, and what a live frontend would make of them.
@@ -119,6 +121,7 @@ impl Shadow {
             regime: observed.regime,
             candidates: observed.candidates,
             residence: observed.residence,
+            seat_wait: observed.seat_wait,
         });
     }
 

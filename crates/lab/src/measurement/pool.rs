@@ -31,11 +31,12 @@ struct Aside {
     residence: Millis,
     /// What the router had held the request.
     held: Millis,
+    seat_wait: Millis,
 }
 
 /// A window that was cut.
 struct Cut {
-    /// Of the first decision, with the residence and the holds of all that are measured.
+    /// Of the first decision, with the sums of the times over all that are measured.
     aside: Aside,
     /// Those that are measured.
     choices: Vec<Choice>,
@@ -104,6 +105,7 @@ impl PoolWindows {
             measured: actual.is_some(),
             residence: residence.unwrap_or_default(),
             held: record.held,
+            seat_wait: record.seat_wait,
         };
         self.left_out.no_latency += u64::from(!aside.measured);
         let at = record.at;
@@ -169,10 +171,12 @@ impl PoolWindows {
             let (asides, choices): (Vec<Aside>, _) = measured.unzip();
             let residence = asides.iter().map(|aside| aside.residence).sum();
             let held = asides.iter().map(|aside| aside.held).sum();
+            let seat_wait = asides.iter().map(|aside| aside.seat_wait).sum();
             self.cut.push(Cut {
                 aside: Aside {
                     residence,
                     held,
+                    seat_wait,
                     ..first
                 },
                 choices,
@@ -201,7 +205,8 @@ impl PoolWindows {
             let estimate = Estimator::default().estimate(choices)?;
             estimate
                 .end_to_end(estimate.sums.actual, aside.residence)?
-                .from_arrival(aside.held)
+                .from_arrival(aside.held)?
+                .behind_seats(aside.seat_wait)
         });
         self.done
             .extend(cut.iter().zip(estimates).map(|(cut, estimate)| Done {

@@ -120,7 +120,8 @@ fn estimate(window: &Measurable) -> Result<Estimate, NoEstimate> {
     let estimate = Estimator::default().estimate(&window.choices)?;
     estimate
         .end_to_end(estimate.sums.actual, window.residence)?
-        .from_arrival(window.held)
+        .from_arrival(window.held)?
+        .behind_seats(window.seat_wait)
 }
 
 impl Track {
@@ -219,6 +220,7 @@ mod tests {
                 actual: Millis::new(actual),
             }],
             held: Millis::ZERO,
+            seat_wait: Millis::ZERO,
             residence: Millis::new(if latency == Latency::E2e { 90.0 } else { 0.0 }),
         }
     }
@@ -260,6 +262,21 @@ mod tests {
             (Some(2_000), Some(0.5))
         );
         assert_eq!(report.sampling_rate, Some(0.25));
+    }
+
+    #[test]
+    fn an_expected_wait_for_a_seat_is_overload_and_no_gap() {
+        let mut behind = window(1, Latency::Ttft, 5.0, 60.0);
+        behind.seat_wait = Millis::new(25.0);
+        let figures = report(&gauge(&[behind], at(2)), at(3))
+            .ttft
+            .figures
+            .unwrap();
+        // 15 + 25 ms chosen, 10 + 25 to be had, 10 alone.
+        assert_eq!(
+            (figures.policy_gap, figures.temporal_gap, figures.overload),
+            (40.0 / 35.0, 1.5, 3.5)
+        );
     }
 
     #[test]

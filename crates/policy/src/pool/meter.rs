@@ -62,6 +62,8 @@ pub struct JoinedChoice {
     pub residence: Millis,
     /// Time that the request had been held by the router before the choice; zero until a token tells.
     pub held: Millis,
+    /// How long a request then had to wait for a seat, whatever the choice.
+    pub seat_wait: Millis,
     /// From the choice to the first token; absent when none came.
     pub ttft: Option<Millis>,
     /// From the choice to the last token; absent when the request was not served to its end.
@@ -78,6 +80,15 @@ impl JoinedChoice {
             actual,
         }
     }
+}
+
+/// What any request is expected to take at a decision, wherever it goes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Expected {
+    /// From its first token to its last.
+    pub(crate) residence: Millis,
+    /// Waiting for a seat.
+    pub(crate) seat_wait: Millis,
 }
 
 /// Where a kept decision is.
@@ -141,6 +152,8 @@ pub(crate) struct Measurable {
     pub(crate) choices: Vec<Choice>,
     /// Time that the router had held the requests of the choices, in sum.
     pub(crate) held: Millis,
+    /// Expected wait for seats, in sum.
+    pub(crate) seat_wait: Millis,
     /// Expected time after the first token, in sum; zero for TTFT.
     pub(crate) residence: Millis,
 }
@@ -214,7 +227,7 @@ impl Meter {
     pub(crate) fn decided(
         &mut self,
         decision: &Decision,
-        residence: impl FnOnce() -> Millis,
+        expected: impl FnOnce() -> Expected,
     ) -> Option<Ticket> {
         let number = self.decisions;
         self.decisions += 1;
@@ -227,6 +240,10 @@ impl Meter {
             }
         };
         self.rows += decision.rows.len();
+        let Expected {
+            residence,
+            seat_wait,
+        } = expected();
         let mut candidates: Vec<_> = decision.rows.iter().map(DecisionRow::forecast).collect();
         candidates.sort_unstable_by_key(|row| row.worker);
         kept.push(Kept {
@@ -237,8 +254,9 @@ impl Meter {
                 regime: decision.regime,
                 chosen: decision.chosen,
                 candidates,
-                residence: residence(),
+                residence,
                 held: Millis::ZERO,
+                seat_wait,
                 ttft: None,
                 e2e: None,
             },
@@ -451,6 +469,7 @@ impl Window {
             joined: joined.count(),
             choices: Vec::new(),
             held: Millis::ZERO,
+            seat_wait: Millis::ZERO,
             residence: Millis::ZERO,
         };
         for Kept { choice, .. } in &self.kept {
@@ -461,6 +480,7 @@ impl Window {
             if let Some(actual) = actual {
                 measurable.choices.push(choice.choice(actual));
                 measurable.held += choice.held;
+                measurable.seat_wait += choice.seat_wait;
                 measurable.residence += residence;
             }
         }
@@ -508,7 +528,10 @@ mod tests {
             }],
             ..Decision::default()
         };
-        meter.decided(&decision, || Millis::new(500.0))
+        meter.decided(&decision, || Expected {
+            residence: Millis::new(500.0),
+            seat_wait: Millis::new(7.0),
+        })
     }
 
     fn serve(meter: &mut Meter, ticket: Ticket, first_ms: u64, last_ms: u64) {
@@ -561,6 +584,9 @@ mod tests {
         let windows = meter.take_measurable(at(300));
         let residences = windows.iter().map(|window| window.residence.get());
         assert_eq!(residences.collect::<Vec<_>>(), [0.0, 1_000.0]);
+        // The wait for a seat is before the first token.
+        let seat_waits = windows.iter().map(|window| window.seat_wait.get());
+        assert_eq!(seat_waits.collect::<Vec<_>>(), [14.0, 14.0]);
         let row = windows[0].choices[0].candidates[0];
         assert_eq!((row.wait, row.own), (Millis::new(10.0), Millis::new(20.0)));
     }
@@ -694,7 +720,7 @@ mod tests {
             });
         }
         for _ in 0..600 {
-            meter.decided(&decision, || Millis::ZERO);
+            meter.decided(&decision, Expected::default);
         }
         assert_eq!((meter.rows, meter.lost), (MAX_ROWS, 100));
     }
@@ -702,7 +728,7 @@ mod tests {
     #[test]
     fn a_decision_without_rows_is_not_measured() {
         let mut meter = meter(1.0, None);
-        assert_eq!(meter.decided(&Decision::default(), || Millis::ZERO), None);
+        assert_eq!(meter.decided(&Decision::default(), Expected::default), None);
         assert!(taken(&mut meter, 300).is_empty());
     }
 }

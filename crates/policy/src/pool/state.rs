@@ -21,12 +21,12 @@ use regime_kv::{Brought, LearnedLadder};
 
 use super::gauge;
 use super::handover::Handover;
-use super::meter::{Latency, Meter, Ticket};
+use super::meter::{Expected, Latency, Meter, Ticket};
 use super::pending::{Attached, Pending, Placement};
 use super::snapshot::{Snapshot, WorkerSnapshot};
 use crate::TtftDelta;
 use crate::cost::Prices;
-use crate::journal::{Decision, Journal};
+use crate::journal::{Decision, DecisionRow, Journal};
 use crate::parameters::Checked;
 
 /// Weight of one decision in the means over decisions; the same as of one arrival.
@@ -259,8 +259,14 @@ impl State {
 
     fn keep(&mut self, decision: &Decision) -> Option<Ticket> {
         let calibration = &self.calibration;
-        let residence = || Millis::new(calibration.estimate(decision.at).residence_ms);
-        self.meter.as_mut()?.decided(decision, residence)
+        let expected = || expected(calibration, decision);
+        self.meter.as_mut()?.decided(decision, expected)
+    }
+
+    /// What was expected at the last decision; absent before the first.
+    pub(crate) fn last_expected(&self) -> Option<Expected> {
+        let decision = self.last_decision.as_ref()?;
+        Some(expected(&self.calibration, decision))
     }
 
     /// Claim the decision behind a request of `prompt` tokens sent to `worker`.
@@ -544,6 +550,17 @@ impl WorkerState {
             samples: self.attempts,
             at: self.last_event?,
         })
+    }
+}
+
+/// The wait for a seat is the same on every worker, and what the candidates wait for prefill is a part of it.
+fn expected(calibration: &PoolCalibration, decision: &Decision) -> Expected {
+    let rows = &decision.rows;
+    let seat_wait = calibration.seat_wait(rows.iter().map(|row| (row.worker, row.active_requests)));
+    let prefill: Millis = rows.iter().map(DecisionRow::wait_ms).sum();
+    Expected {
+        residence: Millis::new(calibration.estimate(decision.at).residence_ms),
+        seat_wait: (seat_wait - prefill / rows.len().max(1) as f64).max(Millis::ZERO),
     }
 }
 
