@@ -20,6 +20,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::parameters::Checked;
 use crate::periodic::Periodic;
 use crate::pool::{Placement, Pool, PoolId};
+use crate::sessions::Turn;
 use crate::{Options, ScoreProbe, TtftDelta};
 
 /// How often discovery is compared with what is tracked.
@@ -105,15 +106,31 @@ impl Hub {
         self.sweep_if_due(now);
     }
 
-    /// A request was dispatched: claim the decision behind it, and book the attempt.
-    pub(crate) fn sent(&self, feed: &Feed, id: &str, worker: WorkerKey, now: Timestamp) {
+    /// A request was dispatched: claim the decision behind it, and book the attempt. Returns the decision.
+    pub(crate) fn sent(
+        &self,
+        feed: &Feed,
+        id: &str,
+        worker: WorkerKey,
+        now: Timestamp,
+    ) -> Option<Placement> {
+        let mut placement = None;
         self.feed(feed, now, |ledger, outcomes| {
-            let placement = ledger.prompt_tokens(id).and_then(|prompt| {
+            placement = ledger.prompt_tokens(id).and_then(|prompt| {
                 self.pool_of(worker)?
                     .with_state(now, |state| state.claim(worker, prompt, now))
             });
             ledger.sent(id, worker, now, placement, outcomes);
         });
+        placement
+    }
+
+    /// The worker to which a turn had better return.
+    pub(crate) fn session_target(&self, turn: &Turn<'_>, now: Timestamp) -> Option<WorkerKey> {
+        // Elsewhere the worker that answers does not prefill, or nobody learns which one answered.
+        let pools = live(&self.pools).into_iter();
+        let mut pools = pools.filter(|pool| pool.id.role == WorkerType::Aggregated);
+        pools.find_map(|pool| pool.session_target(turn, now))
     }
 
     pub(crate) fn observe_ttft(&self, model: &str, delta: &TtftDelta) {
@@ -166,7 +183,7 @@ impl Hub {
     }
 
     /// Worker ids are unique in a process, so a worker is in at most one pool.
-    fn pool_of(&self, worker: WorkerKey) -> Option<Arc<Pool>> {
+    pub(crate) fn pool_of(&self, worker: WorkerKey) -> Option<Arc<Pool>> {
         self.pools
             .lock()
             .iter()
@@ -194,6 +211,8 @@ impl Hub {
             pool.with_state(now, |state| {
                 state.reconcile(&|worker| registered.contains(&worker));
             });
+            let mut sessions = pool.sessions.lock();
+            sessions.retain(|worker| registered.contains(&worker));
         }
     }
 }

@@ -15,7 +15,7 @@ use regime_core::{
     AccrualConfig, CalibrationConfig, CurveParameters, Cuts, FailureAccrual, LatencyCurve,
     LatencyWindow, PoolCalibration, Regime, RegimeConfig, RegimeMachine, WindowConfig,
 };
-use regime_kv::{Ladder, LadderConfig, TierWeights};
+use regime_kv::{Ladder, LadderConfig, Tier, TierWeights};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
@@ -457,6 +457,33 @@ impl Tiers {
             Self::Weights(_) => None,
             Self::Time(ladder) => Some(ladder),
         }
+    }
+
+    /// The tiers of a worker below device memory whose blocks count, nearest first, with the tokens that
+    /// each holds where that is known.
+    pub(crate) fn below_device(
+        &self,
+        block_size: u32,
+    ) -> impl Iterator<Item = (Tier, Option<u64>)> + '_ {
+        [Tier::Host, Tier::Disk]
+            .into_iter()
+            .filter_map(move |tier| {
+                let capacity = match self {
+                    Self::Weights(weights) => {
+                        let weight = match tier {
+                            Tier::Disk => weights.disk,
+                            _ => weights.host,
+                        };
+                        (weight > 0.0).then_some(None)?
+                    }
+                    Self::Time(ladder) => {
+                        ladder.speed(tier)?;
+                        let blocks = ladder.capacity_blocks(tier, block_size);
+                        blocks.map(|blocks| blocks.saturating_mul(u64::from(block_size)))
+                    }
+                };
+                Some((tier, capacity))
+            })
     }
 }
 
