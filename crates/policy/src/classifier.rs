@@ -2,8 +2,8 @@
 
 //! `regime-feedback`: the request classifier through which Dynamo tells us what became of requests.
 //!
-//! It changes nothing about a request, unless sessions may get a [soft target](SessionTarget). It is a
-//! thin shell: every event goes to a ledger with the time
+//! It changes nothing about a request, unless sessions may get a [soft target](SessionTarget); a hard pin
+//! stays as it is. It is a thin shell: every event goes to a ledger with the time
 //! of its delivery, and the ledger's conclusions go to the pools. Two facts of Dynamo 1.6.1 shape it.
 //! `Responding` fires on the first response item of any kind, an error included, so the request's
 //! progress counter decides whether a token came. And a request that migrates repeats `Sent` and

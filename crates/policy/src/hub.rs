@@ -6,7 +6,8 @@
 //! The hub holds pools and ledgers weakly: they live as long as the policy or the classifier that the
 //! host made, and vanish from reports with it.
 //!
-//! Lock order: ledger, then pool state. The request path takes neither.
+//! Lock order: ledger, then pool state. The request path takes neither, only the sessions of its pool where a
+//! classifier named a worker.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};

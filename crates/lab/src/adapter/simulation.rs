@@ -404,13 +404,10 @@ impl<'a> Simulation<'a> {
         let live = &mut self.live[request];
         live.stages[pool] = Stage::Queued(action);
         let id = request_uuid(request);
-        let request_turn = &self.workload.sessions[live.record.session].turns[live.record.turn];
+        let requested = &self.workload.sessions[live.record.session].turns[live.record.turn];
         let tokens = Arc::clone(&live.tokens);
         let session = self.workload.sessions[live.record.session].id.as_str();
         let name = id.to_string();
-        for lifecycle in &mut self.lifecycles {
-            lifecycle.routing(role, &name, tokens.len());
-        }
         let router = &mut self.pools[pool].router;
         let turn = SessionTurn {
             role,
@@ -420,9 +417,11 @@ impl<'a> Simulation<'a> {
             block_size: router.block_size(),
             device_blocks: &|worker| router.device_blocks(worker),
         };
-        let lifecycles = self.lifecycles.iter_mut();
-        let targets = lifecycles.filter_map(|lifecycle| lifecycle.session_target(&turn));
-        let target = targets.last();
+        let mut target = None;
+        for lifecycle in &mut self.lifecycles {
+            lifecycle.routing(role, &name, tokens.len());
+            target = lifecycle.session_target(&turn).or(target);
+        }
         let ask = Ask {
             id,
             tokens: &tokens,
@@ -432,8 +431,8 @@ impl<'a> Simulation<'a> {
                 live.output_tokens
             },
             session,
-            priority: request_turn.priority.unwrap_or(0),
-            policy_class: request_turn.policy_class.as_deref(),
+            priority: requested.priority.unwrap_or(0),
+            policy_class: requested.policy_class.as_deref(),
             target,
         };
         if let Some(placed) = router.place(&ask, self.now_ms)? {

@@ -18,6 +18,8 @@
 //!   tier is open to its own replay alone, and tells no router of its blocks, so the second tier takes its
 //!   place. 4 GB/s is slower than computing on the B200 preset: what is found there had better not be there.
 //! - Sharing: none in `cold-burst`, conversations in `chat`, nearly all in `working-set`.
+//! - `chat-pauses` and others are there for the asking, and with them what sessions leave in a host tier of
+//!   which no event tells.
 //! - ω, the value of a cached token, is scaled from 0.1 to 4 times the calibrated value at half of the working
 //!   set and behind the fast link, where caches matter and loads pay.
 //!
