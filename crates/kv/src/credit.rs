@@ -33,6 +33,8 @@ use regime_core::{Blocks, Tokens};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::ladder::Tier;
+
 /// Share of its prefill that one cached block saves, by tier. Each lies in `0..=1`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -141,6 +143,13 @@ pub enum CacheView {
     Estimate(Blocks),
 }
 
+impl Default for CacheView {
+    /// Nothing.
+    fn default() -> Self {
+        Self::Tiers(Overlap::default())
+    }
+}
+
 impl CacheView {
     /// Choose the view. `has_tier_matches` is a fact of the whole request: with it, a worker without a
     /// match holds nothing, whatever its estimate says.
@@ -153,6 +162,34 @@ impl CacheView {
         }
     }
 
+    /// The view if at least the first `blocks` are there, and lie in `tier` as far as nobody told of them.
+    /// Any tier but the disk counts as host memory.
+    #[must_use]
+    pub fn at_least(self, blocks: Blocks, tier: Tier) -> Self {
+        let mut overlap = self.overlap();
+        let untold = beyond(blocks, overlap.device + overlap.host + overlap.disk);
+        if untold == Blocks::ZERO {
+            return self;
+        }
+        let part = match tier {
+            Tier::Disk => &mut overlap.disk,
+            _ => &mut overlap.host,
+        };
+        *part = *part + untold;
+        Self::Tiers(overlap)
+    }
+
+    /// An estimate stands for a device prefix, as in Dynamo's own scorer.
+    fn overlap(self) -> Overlap {
+        match self {
+            Self::Tiers(overlap) => overlap,
+            Self::Estimate(device) => Overlap {
+                device,
+                ..Overlap::default()
+            },
+        }
+    }
+
     /// The reusable prefix of a prompt of `request_blocks` blocks, cut at its end. `shared` are the
     /// ranges of block positions that the shared store holds, in any order.
     #[must_use]
@@ -162,14 +199,7 @@ impl CacheView {
         shared: impl IntoIterator<Item = Range<u64>> + Clone,
     ) -> Prefix {
         let prompt = Blocks::new(request_blocks as f64);
-        let overlap = match self {
-            Self::Tiers(overlap) => overlap,
-            // It stands for a device prefix, as in Dynamo's own scorer.
-            Self::Estimate(device) => Overlap {
-                device,
-                ..Overlap::default()
-            },
-        };
+        let overlap = self.overlap();
         let device = overlap.device.min(prompt);
         let host = overlap.host.min(beyond(prompt, device));
         let disk = overlap.disk.min(beyond(prompt, device + host));
@@ -350,6 +380,22 @@ mod tests {
             credit(10, CacheView::new(false, Overlap::default(), estimate)),
             5.0
         );
+    }
+
+    #[test]
+    fn a_prefix_that_nobody_told_of_follows_the_known_one_in_its_tier() {
+        // 3 known of 8: five more, of which the host's weigh 0.75 and the disk's 0.25.
+        let known = tiers(2.0, 1.0, 0.0);
+        let eight = Blocks::new(8.0);
+        assert_eq!(credit(10, known.at_least(eight, Tier::Host)), 2.0 + 4.5);
+        assert_eq!(
+            credit(10, known.at_least(eight, Tier::Disk)),
+            2.0 + 0.75 + 1.25
+        );
+        assert_eq!(credit(4, known.at_least(eight, Tier::Host)), 2.0 + 1.5);
+        assert_eq!(known.at_least(Blocks::new(3.0), Tier::Host), known);
+        let estimate = CacheView::Estimate(Blocks::new(2.0));
+        assert_eq!(credit(10, estimate.at_least(eight, Tier::Host)), 2.0 + 4.5);
     }
 
     #[test]

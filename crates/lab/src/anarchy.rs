@@ -324,6 +324,7 @@ mod tests {
                 own: Millis::new(20.0),
             }],
             residence: Millis::new(100.0),
+            seat_wait: Millis::ZERO,
         }
     }
 

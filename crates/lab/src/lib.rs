@@ -60,7 +60,7 @@ pub use adapter::{
 };
 pub use anarchy::{Anarchy, Gaps, STRETCHES, Stretch};
 pub use engines::{DEFAULT_ENGINE, Engine, EngineError, EnginePreset};
-pub use lifecycle::{Lifecycle, RegimeLifecycle};
+pub use lifecycle::{Lifecycle, RegimeLifecycle, SessionTurn};
 pub use metrics::{Distribution, Metrics, Slo, TierUse};
 pub use policies::{Catalog, Link, Linker, MODEL, Policy, PolicyError, Selector};
 pub use queueing::{Expected, Queueing, Reading};

@@ -13,7 +13,7 @@
 
 use dynamo_kv_router::WorkerType;
 use regime_core::{Timestamp, Tokens, WorkerKey};
-use regime_policy::{Feedback, Handle, TtftDelta};
+use regime_policy::{Feedback, FeedbackParameters, Handle, ParameterError, TtftDelta};
 
 use crate::policies::MODEL;
 
@@ -23,6 +23,12 @@ pub trait Lifecycle {
     /// The router of `role` was asked for a worker.
     fn routing(&mut self, role: WorkerType, id: &str, prompt_tokens: usize) {
         let _ = (role, id, prompt_tokens);
+    }
+    /// The request belongs to a session; the worker that it is to prefer, as a classifier may name one. It
+    /// reaches the policy as `affinity_target`.
+    fn session_target(&mut self, turn: &SessionTurn<'_>) -> Option<WorkerKey> {
+        let _ = turn;
+        None
     }
     /// The request was sent to `worker` of the pool of `role`.
     fn sent(&mut self, role: WorkerType, id: &str, worker: WorkerKey) {
@@ -42,6 +48,22 @@ pub trait Lifecycle {
     }
 }
 
+/// What a classifier may know of a request that belongs to a session.
+pub struct SessionTurn<'a> {
+    /// Role of the pool that was asked for a worker.
+    pub role: WorkerType,
+    /// The request.
+    pub id: &'a str,
+    /// Its session.
+    pub session: &'a str,
+    /// Length of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens in one KV block.
+    pub block_size: u32,
+    /// KV blocks that a worker holds in device memory; none of a worker that is not in the pool.
+    pub device_blocks: &'a dyn Fn(WorkerKey) -> Option<u64>,
+}
+
 /// Our own plugin behind [`Lifecycle`].
 pub struct RegimeLifecycle {
     handle: Handle,
@@ -54,16 +76,29 @@ impl RegimeLifecycle {
     /// Tell the plugin behind `handle`; `workers` is the fleet, as in [`Link::workers`](crate::Link).
     #[must_use]
     pub fn new(handle: &Handle, workers: &[(WorkerType, WorkerKey)]) -> Self {
-        let listed: Vec<_> = workers
-            .iter()
-            .filter(|(role, _)| *role != WorkerType::Prefill)
-            .map(|(_, worker)| *worker)
-            .collect();
+        let listed = listed(workers);
         Self {
             handle: handle.clone(),
             feedback: handle.feedback(move || listed.clone()),
             chooses: None,
         }
+    }
+
+    /// The same with the parameters of a classifier.
+    ///
+    /// # Errors
+    /// Names the first that is out of range.
+    pub fn with_parameters(
+        handle: &Handle,
+        workers: &[(WorkerType, WorkerKey)],
+        parameters: FeedbackParameters,
+    ) -> Result<Self, ParameterError> {
+        let listed = listed(workers);
+        Ok(Self {
+            handle: handle.clone(),
+            feedback: handle.feedback_with(parameters, move || listed.clone())?,
+            chooses: None,
+        })
     }
 
     fn chooses(&mut self) -> bool {
@@ -73,6 +108,15 @@ impl RegimeLifecycle {
     }
 }
 
+/// The workers that classifier events reach.
+fn listed(workers: &[(WorkerType, WorkerKey)]) -> Vec<WorkerKey> {
+    workers
+        .iter()
+        .filter(|(role, _)| *role != WorkerType::Prefill)
+        .map(|(_, worker)| *worker)
+        .collect()
+}
+
 impl Lifecycle for RegimeLifecycle {
     fn routing(&mut self, role: WorkerType, id: &str, prompt_tokens: usize) {
         if role != WorkerType::Prefill && self.chooses() {
@@ -80,6 +124,19 @@ impl Lifecycle for RegimeLifecycle {
             self.feedback
                 .classified(id, now, Tokens(prompt_tokens as u64));
         }
+    }
+
+    fn session_target(&mut self, turn: &SessionTurn<'_>) -> Option<WorkerKey> {
+        if turn.role == WorkerType::Prefill || !self.chooses() {
+            return None;
+        }
+        self.feedback.joined(turn.id, turn.session);
+        self.feedback.session_target(
+            turn.session,
+            Tokens(turn.prompt_tokens as u64),
+            turn.block_size,
+            turn.device_blocks,
+        )
     }
 
     fn sent(&mut self, role: WorkerType, id: &str, worker: WorkerKey) {

@@ -11,7 +11,8 @@
 //! Users link their own crate with [`Catalog::with`]; see `examples/own_policy.rs`.
 //!
 //! Request classifiers do not run: Dynamo gives nobody but its own scheduler the means to call one. The
-//! feedback that ours would give reaches the policy through [`Lifecycle`] in virtual time. The type
+//! feedback and the targets that ours would give reach the policy through [`Lifecycle`] in virtual time, with the
+//! parameters that the policy file gives to the classifier. The type
 //! `thunderagent` therefore runs without its classifier, on load alone.
 //!
 //! Dynamo's variables `DYN_ROUTER_*_POLICY` beat every YAML, also here, and would silently replace the
@@ -29,7 +30,9 @@ use dynamo_kv_router::{KvRouterConfig, RoutingPartitionRef, WorkerSelector, Work
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use regime_core::WorkerKey;
-use regime_policy::{Clock, Handle, LateBinding, ManualClock, POLICY_TYPE};
+use regime_policy::{
+    CLASSIFIER_TYPE, Clock, FeedbackParameters, Handle, LateBinding, ManualClock, POLICY_TYPE,
+};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 
@@ -53,6 +56,8 @@ pub struct Link<'a> {
     pub clock: Arc<ManualClock>,
     /// Every worker of the fleet by its role, as discovery would list them.
     pub workers: Vec<(WorkerType, WorkerKey)>,
+    /// Parameters of our own classifier.
+    feedback: FeedbackParameters,
     /// Set by our own plugin, so that the run can report its state.
     handle: &'a mut Option<Handle>,
     around: &'a mut Vec<Around>,
@@ -106,7 +111,7 @@ fn link_regime(link: &mut Link<'_>) -> anyhow::Result<Option<Box<dyn Lifecycle>>
         ..regime_policy::Options::default()
     };
     let handle = regime_policy::register_with(link.registry, options)?;
-    let lifecycle = RegimeLifecycle::new(&handle, &link.workers);
+    let lifecycle = RegimeLifecycle::with_parameters(&handle, &link.workers, link.feedback)?;
     *link.handle = Some(handle);
     Ok(Some(Box::new(lifecycle)))
 }
@@ -130,9 +135,9 @@ impl Catalog {
     /// # Errors
     /// When two linked crates claim one name.
     pub fn names(&self) -> Result<Vec<String>, PolicyError> {
-        let linked = self.link(Arc::default(), Vec::new())?;
+        let linked = self.link(Arc::default(), Vec::new(), FeedbackParameters::default())?;
         // The registry lists its types only when asked for one that it does not have.
-        let yaml = yaml_of(&json!({"type": "unlinked", "parameters": {}}));
+        let yaml = yaml_of(&json!({"type": "unlinked", "parameters": {}}), &Map::new());
         let config = config_of(&yaml).unwrap_or_default();
         let types = match linked.registry.resolve(&config) {
             Err(WorkerSelectionPolicyRegistryError::UnknownType { available, .. }) => available,
@@ -150,6 +155,7 @@ impl Catalog {
         &self,
         clock: Arc<ManualClock>,
         workers: Vec<(WorkerType, WorkerKey)>,
+        feedback: FeedbackParameters,
     ) -> Result<Linked, PolicyError> {
         let mut registry = dynamo_custom_policy_builtin::default_registry();
         let (mut handle, mut lifecycles, mut around) = (None, Vec::new(), Vec::new());
@@ -158,6 +164,7 @@ impl Catalog {
                 registry: &mut registry,
                 clock: Arc::clone(&clock),
                 workers: workers.clone(),
+                feedback,
                 handle: &mut handle,
                 around: &mut around,
             };
@@ -237,8 +244,8 @@ pub struct Policy {
 enum Kind {
     /// Dynamo's built-in selector.
     Default,
-    /// A linked type with these parameters, for every role.
-    Linked(String, Map<String, Value>),
+    /// A linked type with these parameters, for every role, and those of our own classifier.
+    Linked(String, Map<String, Value>, Map<String, Value>),
     /// A router-policy YAML.
     File(PathBuf),
     Baseline(&'static str),
@@ -257,7 +264,7 @@ impl Policy {
         } else {
             let allowed = catalog.names()?;
             if allowed.iter().any(|allowed| allowed == name) {
-                Kind::Linked(name.to_owned(), Map::new())
+                Kind::Linked(name.to_owned(), Map::new(), Map::new())
             } else if std::path::Path::new(name).is_file() {
                 Kind::File(name.into())
             } else {
@@ -285,7 +292,7 @@ impl Policy {
         let Some(key) = parameters.keys().next() else {
             return Ok(self);
         };
-        let Kind::Linked(_, own) = &mut self.kind else {
+        let Kind::Linked(_, own, _) = &mut self.kind else {
             return Err(PolicyError::NoParameters {
                 name: self.label,
                 key: key.clone(),
@@ -294,6 +301,15 @@ impl Policy {
         own.extend(parameters);
         self.label = label.into();
         Ok(self)
+    }
+
+    /// The policy with parameters of our own classifier; only a linked type can have any.
+    #[must_use]
+    pub(crate) fn with_classifier(mut self, parameters: Map<String, Value>) -> Self {
+        if let Kind::Linked(_, _, classifier) = &mut self.kind {
+            classifier.extend(parameters);
+        }
+        self
     }
 
     /// Name shown in results.
@@ -322,21 +338,20 @@ impl Policy {
         own_queue: bool,
     ) -> Result<Built, PolicyError> {
         refuse_overrides(|name| std::env::var(name).ok())?;
-        let clock = Arc::<ManualClock>::default();
-        let linked = catalog.link(Arc::clone(&clock), workers)?;
         let refused = |problem: String| PolicyError::Refused {
             name: self.label.clone(),
             problem,
         };
         let yaml = match &self.kind {
             Kind::Default | Kind::Baseline(_) => None,
-            Kind::Linked(name, parameters) => {
+            Kind::Linked(name, parameters, classifier) => {
                 let mut parameters = parameters.clone();
                 let ours = name == POLICY_TYPE;
                 if ours {
                     parameters.entry("seed").or_insert(json!(seed));
                 }
-                let selection = yaml_of(&json!({"type": name, "parameters": parameters}));
+                let instance = json!({"type": name, "parameters": parameters});
+                let selection = yaml_of(&instance, classifier);
                 Some(if ours && own_queue {
                     with_late_binding(selection).map_err(&refused)?
                 } else {
@@ -346,9 +361,12 @@ impl Policy {
             Kind::File(path) => Some(std::fs::read_to_string(path)?),
         };
         let config = match yaml {
-            Some(yaml) => config_of(&yaml).map_err(refused)?,
+            Some(yaml) => config_of(&yaml).map_err(&refused)?,
             None => KvRouterConfig::default(),
         };
+        let clock = Arc::<ManualClock>::default();
+        let feedback = feedback_of(&config).map_err(refused)?;
+        let linked = catalog.link(Arc::clone(&clock), workers, feedback)?;
         let factory = linked
             .registry
             .resolve(&config)
@@ -412,15 +430,30 @@ impl Built {
     }
 }
 
-/// The policy file that selects one instance for every role.
-fn yaml_of(instance: &Value) -> String {
+/// The policy file that selects one instance for every role, and our classifier if it has parameters.
+fn yaml_of(instance: &Value, classifier: &Map<String, Value>) -> String {
     let mut instance = instance.clone();
     instance["name"] = json!("main");
-    // JSON is YAML.
-    json!({"worker_selection": {
+    let mut file = json!({"worker_selection": {
         "aggregated": "main", "prefill": "main", "decode": "main", "instances": [instance],
-    }})
-    .to_string()
+    }});
+    if !classifier.is_empty() {
+        file["request_classifier"] = json!({"type": CLASSIFIER_TYPE, "parameters": classifier});
+    }
+    // JSON is YAML.
+    file.to_string()
+}
+
+/// The parameters that a policy file gives to our classifier.
+fn feedback_of(config: &KvRouterConfig) -> Result<FeedbackParameters, String> {
+    let classifier = config.request_classifier_config();
+    match classifier.map_err(|error| error.to_string())? {
+        Some(classifier) if classifier.classifier_type() == CLASSIFIER_TYPE => {
+            serde_yaml::from_value(classifier.parameters().clone())
+                .map_err(|error| format!("{CLASSIFIER_TYPE}: {error}"))
+        }
+        _ => Ok(FeedbackParameters::default()),
+    }
 }
 
 /// The policy file with the classes of late binding.
@@ -536,7 +569,7 @@ mod tests {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
         std::fs::write(
             file.path(),
-            yaml_of(&json!({"type": "dynamo-two-tier-cost-fn"})),
+            yaml_of(&json!({"type": "dynamo-two-tier-cost-fn"}), &Map::new()),
         )
         .unwrap();
         let policy = Policy::named(file.path().to_str().unwrap(), &Catalog::default()).unwrap();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use regime_policy::{Report, SystemClock};
 use serde::{Deserialize, Serialize};
 
-use crate::adapter::{Listing, RunRecord, SimulationSettings, simulate};
+use crate::adapter::{KvEvents, Listing, RunRecord, SimulationSettings, simulate};
 use crate::anarchy::Anarchy;
 use crate::engines::Engine;
 use crate::metrics::{Metrics, Slo};
@@ -103,6 +103,9 @@ impl fmt::Display for LoadLevel {
 pub struct Settings {
     /// How late the routers learn of KV events, ms.
     pub kv_event_lag_ms: f64,
+    /// Whether engines tell the routers of blocks in device memory alone, as many do.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub device_events_only: bool,
     /// Dynamo's `router_queue_threshold`: requests wait at the router while every worker has more than
     /// this share of its token budget to prefill. Absent: no queue.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,6 +131,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             kv_event_lag_ms: 0.0,
+            device_events_only: false,
             queue_threshold: None,
             slowdowns: Vec::new(),
             max_time_ms: None,
@@ -234,7 +238,10 @@ impl Experiment {
             .check(self.topology, self.workload.requests())?;
         let settings = SimulationSettings {
             seed: self.seed,
-            kv_event_lag_ms: self.settings.kv_event_lag_ms,
+            events: KvEvents {
+                lag_ms: self.settings.kv_event_lag_ms,
+                device_only: self.settings.device_events_only,
+            },
             queue_threshold: self.settings.queue_threshold,
             slowdowns: &self.settings.slowdowns,
             max_time_ms: self.settings.max_time_ms,

@@ -6,21 +6,22 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use dynamo_kv_router::WorkerType;
 use regime_core::WorkerKey;
 use regime_kv::TierFactor;
-use regime_lab::experiments::{Found, Levels, Part, Runner, Suite, TierSuite};
+use regime_lab::experiments::{Found, Levels, Runner, Suite, TierSuite};
 use regime_lab::report::write_tiers;
-use regime_lab::workloads::{Generator, OfferedLoad, Scale, WorkloadSource};
+use regime_lab::workloads::{Generator, OfferedLoad, Scale};
 use regime_lab::{
     Catalog, Engine, Experiment, Lifecycle, Link, Policy, Provenance, Results, Run, Settings,
     Workload,
 };
 use regime_policy::Handle;
 use serde_json::{Map, Value, json};
-use support::{engine, run};
+use support::{chat, engine, run};
 
 fn documents(requests: usize, rate: f64) -> Workload {
     let scale = Scale {
@@ -167,8 +168,10 @@ fn hits_by_tier_add_up_to_the_reuse_and_what_was_brought_up_had_been_written_dow
 /// The parts of the quick suite with conversations, small enough for a test.
 fn small_suite(catalog: &Catalog) -> Suite {
     let load = |settings: Map<String, Value>| Engine::load_with("b200-70b", &settings);
-    let mut parts = TierSuite {
+    let parts = TierSuite {
         quick: true,
+        workloads: vec![Generator::Chat],
+        conditions: Vec::new(),
         size: 0.03,
         settings: Settings::default(),
         catalog,
@@ -177,11 +180,6 @@ fn small_suite(catalog: &Catalog) -> Suite {
     }
     .parts()
     .unwrap();
-    let chats = |part: &Part| {
-        let source = &part.sources[0];
-        matches!(source, WorkloadSource::Generated(Generator::Chat))
-    };
-    parts.retain(chats);
     Suite {
         parts,
         engine: Engine::load("b200-70b").unwrap(),
@@ -242,5 +240,72 @@ fn the_suite_records_where_its_runs_stand_and_its_page_has_plots_over_cache_and_
     }
     for row in ["host-63", "slow-4", "omega-4", "time-preset"] {
         assert!(page.contains(row), "{row}");
+    }
+}
+
+/// Conversations on two workers that hold a few of them in device memory and all in a host tier of which
+/// they tell nothing. `feedback` are parameters of the classifier.
+fn conversations(selection: &str, feedback: &str) -> Run {
+    let yaml = format!(
+        "worker_selection: {{ aggregated: main, instances: [ {{ name: main, type: regime-aware, parameters: \
+         {{{selection}}} }} ] }}\nrequest_classifier: {{ type: regime-feedback, parameters: {{{feedback}}} }}"
+    );
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(file.path(), yaml).unwrap();
+    let host = json!({
+        "num_host_blocks": 20_000, "latency_to_first_byte_ms": 0.05,
+        "h2d_bandwidth_gbps": 63.0, "d2h_bandwidth_gbps": 63.0,
+    });
+    let settings = json!({"num_gpu_blocks": 1_024, "native_host_offload": host});
+    let mut experiment = Experiment::new(
+        Policy::named(file.path().to_str().unwrap(), &Catalog::default()).unwrap(),
+        Arc::new(chat(40, 4, 150.0, 1)),
+        engine("b200-70b", settings),
+        "2".parse().unwrap(),
+        1,
+    );
+    experiment.settings.device_events_only = true;
+    run(&experiment)
+}
+
+/// Share of the later turns that were served where the turn before was.
+fn returned(run: &Run) -> f64 {
+    let mut last = HashMap::new();
+    let (mut turns, mut same) = (0, 0);
+    for request in &run.record.requests {
+        let before = last.insert(request.session, request.prefill_worker);
+        turns += usize::from(before.is_some());
+        same += usize::from(before == Some(request.prefill_worker));
+    }
+    f64::from(same as u32) / f64::from(turns as u32)
+}
+
+#[test]
+fn conversations_return_to_what_they_left_in_an_untold_tier_and_find_it_there() {
+    let target = "session_target: {enabled: true}";
+    let advisory = "session_affinity: advisory, seed: 1";
+    let (off, on) = (conversations(advisory, ""), conversations(advisory, target));
+    assert!(
+        returned(&on) > returned(&off) + 0.1,
+        "{} {}",
+        returned(&on),
+        returned(&off)
+    );
+    let host_hits = |run: &Run| run.metrics.tiers.unwrap().host_hits;
+    assert!(host_hits(&on) > host_hits(&off));
+    assert!(mean_ttft_ms(&on) < mean_ttft_ms(&off));
+    let targets = |run: &Run| {
+        run.report.as_ref().unwrap().pools[0]
+            .decisions
+            .session_targets
+    };
+    assert!(targets(&on) > 0);
+    assert_eq!(targets(&off), 0);
+    // A pool whose affinity is exclusive, and one that is saturated from its first request on.
+    let saturated = "session_affinity: advisory, regime: {windows: 1, dwell_ms: 0, min_samples: 1}, \
+         signals: {slowdown: {transition_enter: 1e-6, transition_leave: 1e-7, saturated_enter: 1e-5, \
+         saturated_leave: 1e-6}}";
+    for selection in ["session_affinity: exclusive", saturated] {
+        assert_eq!(targets(&conversations(selection, target)), 0, "{selection}");
     }
 }

@@ -6,7 +6,8 @@
 //! The hub holds pools and ledgers weakly: they live as long as the policy or the classifier that the
 //! host made, and vanish from reports with it.
 //!
-//! Lock order: ledger, then pool state. The request path takes neither.
+//! Lock order: ledger, then pool state. The request path takes neither, only the sessions of its pool where a
+//! classifier named a worker.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -19,7 +20,8 @@ use regime_core::{InFlight, Ledger, LedgerCounts, Outcome, Timestamp, WorkerKey}
 use crate::clock::{Clock, SystemClock};
 use crate::parameters::Checked;
 use crate::periodic::Periodic;
-use crate::pool::{Attached, Pool, PoolId, Ticket};
+use crate::pool::{Attached, Placement, Pool, PoolId, Ticket};
+use crate::sessions::Turn;
 use crate::{Options, ScoreProbe, TtftDelta};
 
 /// How often discovery is compared with what is tracked.
@@ -105,10 +107,18 @@ impl Hub {
         self.sweep_if_due(now);
     }
 
-    /// A request was dispatched: claim the decisions behind it, and book the attempt.
-    pub(crate) fn sent(&self, feed: &Feed, id: &str, worker: WorkerKey, now: Timestamp) {
+    /// A request was dispatched: claim the decisions behind it, and book the attempt. Returns that of the
+    /// worker's pool.
+    pub(crate) fn sent(
+        &self,
+        feed: &Feed,
+        id: &str,
+        worker: WorkerKey,
+        now: Timestamp,
+    ) -> Option<Placement> {
+        let mut attached = None;
         self.feed(feed, now, |ledger, outcomes| {
-            let attached = ledger.prompt_tokens(id).map(|prompt| {
+            attached = ledger.prompt_tokens(id).map(|prompt| {
                 let pool = self.pool_of(worker);
                 let prefill = self.prefill_pool_of(pool.as_deref());
                 let claim = |pool: Arc<Pool>| {
@@ -124,6 +134,15 @@ impl Hub {
             });
             ledger.sent(id, worker, now, attached, outcomes);
         });
+        attached?.placement
+    }
+
+    /// The worker to which a turn had better return.
+    pub(crate) fn session_target(&self, turn: &Turn<'_>, now: Timestamp) -> Option<WorkerKey> {
+        // Elsewhere the worker that answers does not prefill, or nobody learns which one answered.
+        let pools = live(&self.pools).into_iter();
+        let mut pools = pools.filter(|pool| pool.id.role == WorkerType::Aggregated);
+        pools.find_map(|pool| pool.session_target(turn, now))
     }
 
     pub(crate) fn observe_ttft(&self, model: &str, delta: &TtftDelta) {
@@ -195,7 +214,7 @@ impl Hub {
     }
 
     /// Worker ids are unique in a process, so a worker is in at most one pool.
-    fn pool_of(&self, worker: WorkerKey) -> Option<Arc<Pool>> {
+    pub(crate) fn pool_of(&self, worker: WorkerKey) -> Option<Arc<Pool>> {
         self.pools
             .lock()
             .iter()
@@ -223,6 +242,8 @@ impl Hub {
             pool.with_state(now, |state| {
                 state.reconcile(&|worker| registered.contains(&worker));
             });
+            let mut sessions = pool.sessions.lock();
+            sessions.retain(|worker| registered.contains(&worker));
         }
     }
 }

@@ -40,8 +40,9 @@ mod progress;
 mod registration;
 mod report;
 mod selection;
+mod sessions;
 
-pub use classifier::FeedbackParameters;
+pub use classifier::{FeedbackParameters, SessionTarget};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use feedback::Feedback;
 pub use guard::{FallbackReason, is_guarded};

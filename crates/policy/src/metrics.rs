@@ -99,6 +99,14 @@ impl Publisher {
                 pool.decisions.unknown_loads,
             ),
             (
+                "regime_router_session_targets_total",
+                pool.decisions.session_targets,
+            ),
+            (
+                "regime_router_session_targets_chosen_total",
+                pool.decisions.session_targets_chosen,
+            ),
+            (
                 "regime_router_journal_lost_total",
                 pool.decisions.journal_lost,
             ),
@@ -474,6 +482,14 @@ const COUNTERS: &[(&str, &str)] = &[
     (
         "regime_router_unknown_loads_total",
         "Selections with a candidate whose load the host did not know",
+    ),
+    (
+        "regime_router_session_targets_total",
+        "Turns to which the classifier named the worker that holds their prefix in a lower tier",
+    ),
+    (
+        "regime_router_session_targets_chosen_total",
+        "Requests placed on the worker that was named to their session",
     ),
     (
         "regime_router_journal_lost_total",

@@ -15,27 +15,29 @@ mod pending;
 mod snapshot;
 mod state;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use dynamo_kv_router::{RoutingPartitionRef, WorkerType};
 use parking_lot::Mutex;
-use regime_core::{Timestamp, WorkerKey};
+use regime_core::{Blocks, Millis, Regime, Timestamp, WorkerKey};
+use regime_kv::{CacheView, Tier};
 
 use gauge::{Gauge, Measured};
 pub(crate) use meter::Ticket;
 pub use meter::{ExportCounts, JoinedChoice};
-pub(crate) use pending::Attached;
+pub(crate) use pending::{Attached, Placement};
 pub(crate) use snapshot::Snapshot;
 pub(crate) use state::{Health, SignalReading, State, WorkerState};
 
 use crate::clock::Clock;
 use crate::journal::Journal;
-use crate::parameters::Checked;
+use crate::parameters::{Checked, SessionAffinity};
 use crate::periodic::Periodic;
 use crate::report::AnarchyReport;
+use crate::sessions::{Left, Sessions, Turn};
 use crate::{FallbackReason, TtftDelta};
 
 /// Unread decisions that are kept: a second at 1,000 requests/s between two ticks, four times over.
@@ -74,6 +76,8 @@ pub(crate) struct Counters {
     pub(crate) decisions: AtomicU64,
     pub(crate) filter_failed_open: AtomicU64,
     pub(crate) unknown_loads: AtomicU64,
+    pub(crate) session_targets: AtomicU64,
+    pub(crate) session_targets_chosen: AtomicU64,
     fallbacks: [AtomicU64; FallbackReason::ALL.len()],
 }
 
@@ -92,6 +96,11 @@ pub(crate) struct Pool {
     state: Mutex<State>,
     /// Never locked together with the state.
     gauge: Mutex<Gauge>,
+    /// Nothing else is locked while it is held.
+    pub(crate) sessions: Mutex<Sessions>,
+    /// Whether the index has ever shown blocks below device memory: then it knows where they are.
+    pub(crate) sees_lower_tiers: AtomicBool,
+    warned: Once,
     tick: Periodic,
     log: Periodic,
 }
@@ -103,6 +112,9 @@ impl Pool {
             snapshot: ArcSwap::from_pointee(state.snapshot(Timestamp::ORIGIN)),
             state: Mutex::new(state),
             gauge: Mutex::default(),
+            sessions: Mutex::default(),
+            sees_lower_tiers: AtomicBool::new(false),
+            warned: Once::new(),
             journal: Journal::new(JOURNAL_CAPACITY),
             counters: Counters::default(),
             tick: Periodic::default(),
@@ -186,6 +198,76 @@ impl Pool {
         let rate = self.with_state(now, |state| state.meter.as_ref()?.sampling_rate());
         let gauge = self.gauge.lock();
         gauge.report(unavailable, rate, self.parameters.horizon, now)
+    }
+
+    /// The worker to which a turn had better return, because it left its prefix in a lower tier there.
+    pub(crate) fn session_target(&self, turn: &Turn<'_>, now: Timestamp) -> Option<WorkerKey> {
+        if self.parameters.raw.session_affinity == SessionAffinity::Exclusive {
+            self.warned.call_once(|| {
+                tracing::warn!(
+                    model = self.id.model,
+                    "session_target has no effect: it needs session_affinity: advisory in regime-aware"
+                );
+            });
+            return None;
+        }
+        let left = self.sessions.lock().left(turn.session, now, turn.limits)?;
+        let tier = self.worth_returning(&left, turn, now);
+        self.sessions.lock().name(turn.session, tier);
+        tier?;
+        self.counters
+            .session_targets
+            .fetch_add(1, Ordering::Relaxed);
+        Some(left.worker)
+    }
+
+    /// The tier that holds what a session left, if it is worth going there for it. While its worker or the
+    /// pool is saturated the queue decides, not the session.
+    fn worth_returning(&self, left: &Left, turn: &Turn<'_>, now: Timestamp) -> Option<Tier> {
+        let (block_size, snapshot) = (turn.block_size, self.snapshot());
+        let device = (turn.device_blocks)(left.worker)?.saturating_mul(u64::from(block_size));
+        let worker = snapshot.worker(left.worker)?;
+        if self.sees_lower_tiers.load(Ordering::Relaxed)
+            || snapshot.regime(now) == Regime::Saturated
+            || worker.is_saturated(now)
+            || worker.is_held(now)
+        {
+            return None;
+        }
+        let tier = left.tier(device, self.below_device(&snapshot, block_size))?;
+        if let Some(ladder) = &snapshot.ladder {
+            let prefix = CacheView::default()
+                .at_least(left.blocks(block_size), tier)
+                .prefix(turn.prompt.0.div_ceil(u64::from(block_size)), []);
+            let token = snapshot.prices.omega_per_token() * worker.slowness;
+            let idle = [Millis::ZERO; Tier::LOWER.len()];
+            let credit = ladder.credit(turn.prompt, block_size, &prefix, token, idle);
+            if credit.blocks == Blocks::ZERO {
+                return None;
+            }
+        }
+        Some(tier)
+    }
+
+    /// The tiers of a worker below device memory whose blocks count, nearest first, with the tokens that each
+    /// holds where that is known.
+    fn below_device(
+        &self,
+        snapshot: &Snapshot,
+        block_size: u32,
+    ) -> impl Iterator<Item = (Tier, Option<u64>)> {
+        let weights = self.parameters.tier_weights;
+        [(Tier::Host, weights.host), (Tier::Disk, weights.disk)]
+            .into_iter()
+            .filter_map(move |(tier, weight)| {
+                let Some(ladder) = &snapshot.ladder else {
+                    return (weight > 0.0).then_some((tier, None));
+                };
+                ladder.speed(tier)?;
+                let blocks = ladder.capacity_blocks(tier, block_size);
+                let tokens = blocks.map(|blocks| blocks.saturating_mul(u64::from(block_size)));
+                Some((tier, tokens))
+            })
     }
 
     /// Count a use of the fallback rule, and log it at most once a minute.

@@ -25,7 +25,7 @@ use crate::key_of;
 use crate::metrics::Publisher;
 use crate::observer::Observer;
 use crate::parameters::{ParameterDoc, ParameterError, Parameters, documentation};
-use crate::pool::{Attached, ExportCounts, JoinedChoice, PoolId};
+use crate::pool::{ExportCounts, JoinedChoice, PoolId};
 use crate::report::{Report, report};
 use crate::selection;
 
@@ -159,9 +159,25 @@ impl Handle {
         &self,
         discovery: impl Fn() -> Vec<WorkerKey> + Send + Sync + 'static,
     ) -> Feedback {
-        let ledger = Ledger::new(LedgerConfig::default()).unwrap_or_default();
+        let config = LedgerConfig::default();
+        let ledger = Ledger::new(config).unwrap_or_default();
         let feed = self.hub.add_feed(ledger, Box::new(discovery));
-        Feedback::new(Arc::clone(&self.hub), feed)
+        Feedback::new(Arc::clone(&self.hub), feed, None, config.max_entries)
+    }
+
+    /// The same with the parameters of the classifier that it stands in for.
+    ///
+    /// # Errors
+    /// As at start-up: names the first parameter out of range.
+    pub fn feedback_with(
+        &self,
+        parameters: FeedbackParameters,
+        discovery: impl Fn() -> Vec<WorkerKey> + Send + Sync + 'static,
+    ) -> Result<Feedback, ParameterError> {
+        let (ledger, sessions) = parameters.check()?;
+        let feed = self.hub.add_feed(ledger, Box::new(discovery));
+        let hub = Arc::clone(&self.hub);
+        Ok(Feedback::new(hub, feed, sessions, parameters.max_requests))
     }
 
     /// Feed the TTFTs that the frontend itself measured for `model`. They stand in for first tokens in
@@ -181,19 +197,45 @@ pub fn policy_parameters() -> Vec<ParameterDoc> {
 #[must_use]
 pub fn classifier_parameters() -> Vec<ParameterDoc> {
     let defaults = FeedbackParameters::default();
+    let target = defaults.session_target;
+    let row = |name, default: &dyn ToString, allowed, help| ParameterDoc {
+        name,
+        default: default.to_string(),
+        allowed,
+        help,
+    };
     vec![
-        ParameterDoc {
-            name: "max_requests",
-            default: defaults.max_requests.to_string(),
-            allowed: "at least 1",
-            help: "requests tracked at once; beyond it the oldest is closed as evicted",
-        },
-        ParameterDoc {
-            name: "max_age_s",
-            default: defaults.max_age_s.to_string(),
-            allowed: "above 0",
-            help: "age at which a request that nothing ended is closed, s",
-        },
+        row(
+            "max_requests",
+            &defaults.max_requests,
+            "at least 1",
+            "requests tracked at once; beyond it the oldest is closed as evicted",
+        ),
+        row(
+            "max_age_s",
+            &defaults.max_age_s,
+            "above 0",
+            "age at which a request that nothing ended is closed, s",
+        ),
+        row(
+            "session_target.enabled",
+            &target.enabled,
+            "`true` or `false`",
+            "prefer the worker that served a session last while its prefix is in a lower tier there of which no \
+             KV event tells; only where engines have such a tier, and with `session_affinity: advisory`",
+        ),
+        row(
+            "session_target.max_sessions",
+            &target.max_sessions,
+            "at least 1",
+            "sessions remembered; beyond it the one served longest ago is forgotten",
+        ),
+        row(
+            "session_target.max_age_s",
+            &target.max_age_s,
+            "0.001 to 1000000000",
+            "time since its last turn at which a session is forgotten, s",
+        ),
     ]
 }
 
@@ -268,18 +310,21 @@ fn classifier_factory(
     parameters: &RequestClassifierParameters,
 ) -> Result<RequestClassifierFactory, RequestClassifierProviderError> {
     let parameters = parameters.deserialize::<FeedbackParameters>()?;
-    let ledger = Ledger::<Attached>::new(parameters.ledger())
+    let (ledger, sessions) = parameters
+        .check()
         .map_err(|error| RequestClassifierProviderError::new(error.to_string()))?;
     Ok(Arc::new(move |context: RequestClassifierContext| {
+        let discovered = context.clone();
         let discovery = move || {
-            let workers = context.workers();
+            let workers = discovered.workers();
             workers
                 .iter()
                 .map(|worker| key_of(worker.worker()))
                 .collect()
         };
         let feed = hub.add_feed(ledger.clone(), Box::new(discovery));
-        let feedback = Feedback::new(Arc::clone(&hub), feed);
-        Box::new(FeedbackClassifier::new(feedback, parameters.max_requests))
+        let limit = parameters.max_requests;
+        let feedback = Feedback::new(Arc::clone(&hub), feed, sessions, limit);
+        Box::new(FeedbackClassifier::new(feedback, context, limit))
     }))
 }

@@ -192,6 +192,10 @@ pub struct DecisionsReport {
     pub filter_failed_open: u64,
     /// Decisions with a candidate whose load the host did not know.
     pub unknown_loads: u64,
+    /// Workers named to sessions, see `session_target` of the classifier.
+    pub session_targets: u64,
+    /// Requests placed on the worker that was named.
+    pub session_targets_chosen: u64,
     /// Overwritten in the journal before anybody read them.
     pub journal_lost: u64,
     /// Requests matched with the decision that placed them.
@@ -425,6 +429,8 @@ fn decisions(pool: &Pool, state: &State) -> DecisionsReport {
             .collect(),
         filter_failed_open: pool.counters.filter_failed_open.load(Relaxed),
         unknown_loads: pool.counters.unknown_loads.load(Relaxed),
+        session_targets: pool.counters.session_targets.load(Relaxed),
+        session_targets_chosen: pool.counters.session_targets_chosen.load(Relaxed),
         journal_lost: pool.journal.lost(),
         matched,
         unmatched,

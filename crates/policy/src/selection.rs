@@ -8,6 +8,7 @@
 //! no side effect on the host.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use dynamo_kv_router::plugins::worker_selection::{
     WorkerCandidate, WorkerCandidates, WorkerInputView, WorkerInputs, WorkerPicker, WorkerScorer,
@@ -32,6 +33,7 @@ use crate::journal::DecisionRow;
 use crate::parameters::{CostModel, SessionAffinity};
 use crate::pool::{Pool, Snapshot};
 use crate::progress::Progress;
+use crate::sessions::Named;
 use crate::{ScoreProbe, key_of};
 
 /// Compose the policy of one pool. It shares the tables with whoever wants to look into them after a
@@ -94,6 +96,8 @@ pub(crate) struct Scratch {
     tau: f64,
     /// Whether the tables belong to the selection in progress and may be journalled.
     scored: bool,
+    /// The worker that our own classifier named for the selection in progress.
+    named: Option<WorkerKey>,
     /// The worker that somebody else chose for the selection in progress; see [`crate::Observer`].
     pub(crate) given: Option<WorkerKey>,
 }
@@ -112,6 +116,7 @@ impl Scratch {
             regime: Regime::Unknown,
             tau: 0.0,
             scored: false,
+            named: None,
             given: None,
         }
     }
@@ -193,6 +198,7 @@ impl WorkerScorer for Scorer {
         self.pool.tick_if_due(now);
         let scratch = &mut *self.scratch.lock();
         scratch.scored = false;
+        scratch.named = None;
         if let Err(failure) = guarded(|| {
             if let Some(probe) = &self.probe {
                 probe(self.pool.id.role.as_str());
@@ -234,9 +240,12 @@ fn price(
             WorkerType::Encode => false,
         },
     };
+    let advised = Advised::of(pool, context);
+    scratch.named = advised.named.map(|named| named.worker);
     scratch.candidates.clear();
     for row in candidates.iter() {
-        let candidate = candidate(pool, &snapshot, context, row, &scratch.transfers, now)?;
+        let transfers = &scratch.transfers;
+        let candidate = candidate(pool, &snapshot, context, &advised, row, transfers, now)?;
         scratch.candidates.push(candidate);
     }
     if request.prefills {
@@ -290,10 +299,37 @@ fn price(
     Ok(())
 }
 
+/// The worker that a request had better go to by somebody else's advice.
+#[derive(Default)]
+struct Advised {
+    target: Option<WorkerAffinityTarget>,
+    /// What it is for, if the advice came from our own classifier.
+    named: Option<Named>,
+}
+
+impl Advised {
+    fn of(pool: &Pool, context: &WorkerSelectionContext<'_>) -> Self {
+        let advisory = pool.parameters.raw.session_affinity == SessionAffinity::Advisory;
+        let Some(target) = context.affinity_target().filter(|_| advisory) else {
+            return Self::default();
+        };
+        let session = context.session_context();
+        let named = session.and_then(|it| pool.sessions.lock().named(it.session_id()));
+        Self {
+            target: Some(target),
+            named: named.filter(|named| {
+                let worker = WorkerWithDpRank::new(named.worker.id, named.worker.rank);
+                targets(target, worker)
+            }),
+        }
+    }
+}
+
 fn candidate(
     pool: &Pool,
     snapshot: &Snapshot,
     context: &WorkerSelectionContext<'_>,
+    advised: &Advised,
     row: WorkerCandidate<'_>,
     transfers: &Transfers,
     now: Timestamp,
@@ -309,13 +345,14 @@ fn candidate(
     }
     let slowness = known.map_or(1.0, |worker| worker.slowness);
     let token = snapshot.prices.omega_per_token() * slowness;
+    let named = advised.named.filter(|named| named.worker == worker);
     let (
         TimedCredit {
             blocks: credit,
             fetch,
         },
         brought,
-    ) = credit(pool, snapshot, context, row, token, transfers, now);
+    ) = credit(pool, snapshot, context, row, named, token, transfers, now);
     let held = known.is_some_and(|worker| worker.is_held(now));
     let mut candidate = Candidate {
         worker,
@@ -338,10 +375,8 @@ fn candidate(
         }),
         taint: row.preferred_taint_multiplier().unwrap_or(1.0),
     };
-    if parameters.session_affinity == SessionAffinity::Advisory
-        && context
-            .affinity_target()
-            .is_some_and(|target| targets(target, row.worker()))
+    if advised.named.is_none()
+        && (advised.target).is_some_and(|target| targets(target, row.worker()))
     {
         let believed = context.request_blocks() as f64 * parameters.affinity_credit;
         candidate.believe(
@@ -387,12 +422,15 @@ fn note_progress(scratch: &mut Scratch, now: Timestamp) {
 }
 
 /// Cached prefix of the prompt on this worker, where a token not recomputed saves `token`, and what the
-/// worker brings up of it; none where no cache was asked for. Weights stand for what bringing takes.
+/// worker brings up of it; none where no cache was asked for. Weights stand for what bringing takes. What a
+/// session left is believed in beyond what the index knows, but whether it was there nobody tells.
+#[expect(clippy::too_many_arguments, reason = "each is one fact about the row")]
 fn credit(
     pool: &Pool,
     snapshot: &Snapshot,
     context: &WorkerSelectionContext<'_>,
     row: WorkerCandidate<'_>,
+    named: Option<Named>,
     token: Millis,
     transfers: &Transfers,
     now: Timestamp,
@@ -406,7 +444,13 @@ fn credit(
         disk: Blocks::new(cache.disk_overlap_blocks()),
     };
     let (estimate, _) = cache.accounting_cache_estimate();
-    let view = CacheView::new(cache.has_tier_matches(), overlap, Blocks::new(estimate));
+    if overlap.host > Blocks::ZERO || overlap.disk > Blocks::ZERO {
+        pool.sees_lower_tiers.store(true, Relaxed);
+    }
+    let mut view = CacheView::new(cache.has_tier_matches(), overlap, Blocks::new(estimate));
+    if let Some(named) = named {
+        view = view.at_least(named.blocks(context.block_size()), named.tier);
+    }
     let shared = cache
         .shared_hits()
         .into_iter()
@@ -427,7 +471,10 @@ fn credit(
     let queued = transfers.queued(key_of(row.worker()), now);
     (
         ladder.credit(prompt, block_size, &prefix, token, queued),
-        ladder.brought(prompt, block_size, &prefix, queued),
+        match named {
+            Some(_) => Brought::Untold,
+            None => ladder.brought(prompt, block_size, &prefix, queued),
+        },
     )
 }
 
@@ -548,9 +595,11 @@ impl Picker {
         choice: Choice,
         now: Timestamp,
     ) {
-        use std::sync::atomic::Ordering::Relaxed;
         let counters = &self.pool.counters;
         counters.decisions.fetch_add(1, Relaxed);
+        if scratch.named == Some(choice.worker) {
+            counters.session_targets_chosen.fetch_add(1, Relaxed);
+        }
         if choice.failed_open {
             counters.filter_failed_open.fetch_add(1, Relaxed);
         }

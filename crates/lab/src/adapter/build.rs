@@ -16,7 +16,7 @@ use regime_policy::{Clock, Report};
 use super::fleet::Fleet;
 use super::record::RunRecord;
 use super::roster::{Listing, Roster};
-use super::router::{Router, SelectionTime, role_config};
+use super::router::{KvEvents, Router, SelectionTime, role_config};
 use super::shadow::{self, Shadow, Watched};
 use super::simulation::{HostTier, Pool, Setup, Simulation};
 use super::watch::RegimeWatch;
@@ -29,7 +29,7 @@ use crate::workload::Workload;
 /// Settings of one run besides policy, workload, engine and topology.
 pub(crate) struct SimulationSettings<'a> {
     pub(crate) seed: u64,
-    pub(crate) kv_event_lag_ms: f64,
+    pub(crate) events: KvEvents,
     pub(crate) queue_threshold: Option<f64>,
     pub(crate) slowdowns: &'a [f64],
     pub(crate) max_time_ms: Option<f64>,
@@ -119,7 +119,7 @@ pub(crate) fn simulate(
             roster,
             chooser,
             watched,
-            settings.kv_event_lag_ms,
+            settings.events,
             Arc::clone(&settings.stopwatch),
         )
         .with_context(|| format!("router of the {} pool", role.as_str()))?;

@@ -32,5 +32,5 @@ pub use record::{
     Decision, Ending, PoolRecord, RegimeSince, RequestRecord, RunRecord, TierTraffic,
 };
 pub use roster::{Listing, WorkerConfig};
-pub(crate) use router::Chooser;
+pub(crate) use router::{Chooser, KvEvents};
 pub(crate) use shadow::{Seen, Watched};

@@ -12,7 +12,8 @@
 //! pools see no overlap, assume no reuse and do not track prefill tokens.
 //!
 //! Live routers learn of KV events some time after the fact; `kv_event_lag_ms` delays them. Completions
-//! are never late: a router sees them on the response path.
+//! are never late: a router sees them on the response path. Many engines tell of device memory alone;
+//! `device_events_only` keeps the others from the router.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -25,7 +26,8 @@ use dynamo_kv_router::indexer::{
 use dynamo_kv_router::protocols::{
     BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData,
     KvCacheStoreData, KvCacheStoredBlockData, LocalBlockHash, PrefillLoadHint, RoutingConstraints,
-    StorageTier, WorkerConfigLike, WorkerWithDpRank, compute_seq_hash_for_block,
+    StorageTier, WorkerAffinityTarget, WorkerConfigLike, WorkerWithDpRank,
+    compute_seq_hash_for_block,
 };
 use dynamo_kv_router::queue::DEFAULT_MAX_BATCHED_TOKENS;
 use dynamo_kv_router::scheduling::{
@@ -38,6 +40,7 @@ use dynamo_kv_router::{
     TrackingHashScope, WorkerSelectionInput, WorkerType, compute_block_hash_for_seq,
 };
 use rand_pcg::Pcg64Mcg;
+use regime_core::WorkerKey;
 use regime_policy::Clock;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -56,6 +59,15 @@ pub(crate) enum Chooser {
     Baseline(Box<dyn Baseline>, Pcg64Mcg),
 }
 
+/// What a router hears of KV events.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KvEvents {
+    /// How late, ms.
+    pub(crate) lag_ms: f64,
+    /// Of device memory alone.
+    pub(crate) device_only: bool,
+}
+
 /// A request at the router.
 pub(super) struct Ask<'a> {
     pub(super) id: Uuid,
@@ -64,6 +76,8 @@ pub(super) struct Ask<'a> {
     pub(super) session: &'a str,
     pub(super) priority: i32,
     pub(super) policy_class: Option<&'a str>,
+    /// The worker that a classifier prefers.
+    pub(super) target: Option<WorkerKey>,
 }
 
 /// A request that got its worker.
@@ -95,6 +109,7 @@ struct Pending {
     session: String,
     priority_jump: f64,
     policy_class: Option<String>,
+    target: Option<WorkerAffinityTarget>,
 }
 
 pub(super) struct Router {
@@ -111,7 +126,7 @@ pub(super) struct Router {
     profile: PolicyProfile,
     /// Turns virtual times into the instants that Dynamo's load tracking wants.
     epoch: Instant,
-    kv_event_lag_ms: f64,
+    events: KvEvents,
     /// Events on their way: when they arrive, oldest first.
     late: VecDeque<(f64, Vec<RouterEvent>)>,
     stopwatch: std::sync::Arc<dyn Clock>,
@@ -140,7 +155,7 @@ impl Router {
         roster: Roster,
         chooser: Chooser,
         shadow: Option<Shadow>,
-        kv_event_lag_ms: f64,
+        events: KvEvents,
         stopwatch: std::sync::Arc<dyn Clock>,
     ) -> Result<Self> {
         let ranges = roster
@@ -170,9 +185,18 @@ impl Router {
             roster,
             chooser,
             shadow,
-            kv_event_lag_ms,
+            events,
             stopwatch,
         })
+    }
+
+    pub(super) const fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// KV blocks of device memory of a worker; none of one that is not in the pool.
+    pub(super) fn device_blocks(&self, worker: WorkerKey) -> Option<u64> {
+        self.roster.listed().get(&worker.id)?.total_kv_blocks()
     }
 
     pub(super) const fn selection_time(&self) -> SelectionTime {
@@ -222,15 +246,23 @@ impl Router {
     }
 
     /// KV events of one rank at the time they happened.
-    pub(super) fn observe(&mut self, seat: Seat, events: Vec<KvEvent>, now_ms: f64) -> Result<()> {
+    pub(super) fn observe(
+        &mut self,
+        seat: Seat,
+        mut events: Vec<KvEvent>,
+        now_ms: f64,
+    ) -> Result<()> {
+        if self.events.device_only {
+            events.retain(|event| event.tier == KvEventTier::Device);
+        }
         if events.is_empty() {
             return Ok(());
         }
         let worker = self.roster.name(seat);
         let events = events.into_iter().map(|event| router_event(worker, event));
         let events: Vec<_> = events.collect();
-        if self.kv_event_lag_ms > 0.0 {
-            self.late.push_back((now_ms + self.kv_event_lag_ms, events));
+        if self.events.lag_ms > 0.0 {
+            self.late.push_back((now_ms + self.events.lag_ms, events));
             return Ok(());
         }
         self.index.apply(events)
@@ -289,6 +321,7 @@ impl Router {
             session: ask.session.to_owned(),
             priority_jump: f64::from(ask.priority.max(0)),
             policy_class: ask.policy_class.map(str::to_owned),
+            target: (ask.target).map(|worker| WorkerWithDpRank::new(worker.id, worker.rank).into()),
         }
     }
 
@@ -306,7 +339,7 @@ impl Router {
             isl_tokens: pending.isl_tokens,
             lora_name: None,
             expected_output_tokens: Some(pending.output_tokens),
-            affinity_target: None,
+            affinity_target: pending.target,
             pinned_worker: None,
             allowed_worker_ids: None,
             routing_constraints: RoutingConstraints::default(),

@@ -29,7 +29,7 @@ use super::roster::Seat;
 use super::router::{Ask, Placed, Router, SelectionTime};
 use super::source::{Source, Tokens};
 use super::watch::RegimeWatch;
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, SessionTurn};
 use crate::workload::{LONGEST_MS, Workload};
 
 /// Steps of a transfer to or from the host tier at one instant before the run is given up.
@@ -404,8 +404,24 @@ impl<'a> Simulation<'a> {
         let live = &mut self.live[request];
         live.stages[pool] = Stage::Queued(action);
         let id = request_uuid(request);
-        let turn = &self.workload.sessions[live.record.session].turns[live.record.turn];
+        let requested = &self.workload.sessions[live.record.session].turns[live.record.turn];
         let tokens = Arc::clone(&live.tokens);
+        let session = self.workload.sessions[live.record.session].id.as_str();
+        let name = id.to_string();
+        let router = &mut self.pools[pool].router;
+        let turn = SessionTurn {
+            role,
+            id: &name,
+            session,
+            prompt_tokens: tokens.len(),
+            block_size: router.block_size(),
+            device_blocks: &|worker| router.device_blocks(worker),
+        };
+        let mut target = None;
+        for lifecycle in &mut self.lifecycles {
+            lifecycle.routing(role, &name, tokens.len());
+            target = lifecycle.session_target(&turn).or(target);
+        }
         let ask = Ask {
             id,
             tokens: &tokens,
@@ -414,15 +430,12 @@ impl<'a> Simulation<'a> {
             } else {
                 live.output_tokens
             },
-            session: &self.workload.sessions[live.record.session].id,
-            priority: turn.priority.unwrap_or(0),
-            policy_class: turn.policy_class.as_deref(),
+            session,
+            priority: requested.priority.unwrap_or(0),
+            policy_class: requested.policy_class.as_deref(),
+            target,
         };
-        let name = id.to_string();
-        for lifecycle in &mut self.lifecycles {
-            lifecycle.routing(role, &name, tokens.len());
-        }
-        if let Some(placed) = self.pools[pool].router.place(&ask, self.now_ms)? {
+        if let Some(placed) = router.place(&ask, self.now_ms)? {
             self.dispatch(pool, placed)?;
         }
         Ok(())

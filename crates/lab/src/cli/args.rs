@@ -70,6 +70,9 @@ pub(super) struct FleetArgs {
         allow_negative_numbers = true
     )]
     kv_event_lag_ms: f64,
+    /// Engines tell the router of blocks in device memory alone
+    #[arg(long)]
+    device_events_only: bool,
     /// Requests wait at the router while every worker has more than this share of its token budget to
     /// prefill; absent: no queue
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
@@ -128,6 +131,7 @@ impl FleetArgs {
     pub(super) fn settings(&self) -> Settings {
         Settings {
             kv_event_lag_ms: self.kv_event_lag_ms,
+            device_events_only: self.device_events_only,
             queue_threshold: self.queue_threshold,
             slowdowns: self.slowdowns.clone(),
             max_time_ms: self.max_time_ms,

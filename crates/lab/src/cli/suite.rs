@@ -97,6 +97,12 @@ pub(super) struct StressArgs {
 pub(super) struct TiersArgs {
     #[command(flatten)]
     common: SuiteArgs,
+    /// Generated workloads; absent: cold-burst, chat and working-set
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
+    workloads: Vec<String>,
+    /// Conditions: host-63, disk-10, slow-4, omega-0.1, omega-0.5, omega-2, omega-4; absent: all
+    #[arg(long, value_name = "C,C,…", value_delimiter = ',')]
+    conditions: Vec<String>,
 }
 
 /// What all suites have.
@@ -108,8 +114,8 @@ struct SuiteArgs {
     #[command(flatten)]
     seeds: SeedArgs,
     /// Policies, each compared with default; absent: all in the standard suite, five in the stress suite and
-    /// where it is quick. In the suite of tiers: weights, the baseline there, time, time-preset, device, or
-    /// any other
+    /// where it is quick. In the suite of tiers: weights, the baseline there, time, time-preset, device,
+    /// session-target, or any other
     #[arg(long, value_name = "P,P,…", value_delimiter = ',')]
     policies: Vec<String>,
     /// Requests of each run as a share of the standard number; absent: 1, in the suite of tiers 0.5
@@ -288,6 +294,15 @@ impl TiersArgs {
         let given = fleet.engine_settings()?;
         let suite = TierSuite {
             quick: self.common.quick,
+            workloads: (self.workloads.iter())
+                .map(|name| match WorkloadSource::open(name, &ReadOptions::default())? {
+                    WorkloadSource::Generated(generator) => Ok(generator),
+                    WorkloadSource::Recorded(_) => {
+                        anyhow::bail!("--workloads {name}: the suite of tiers takes generated workloads alone")
+                    }
+                })
+                .collect::<Result<_, _>>()?,
+            conditions: self.conditions.clone(),
             size: self.common.size.unwrap_or(TIERS_SIZE),
             settings: fleet.settings(),
             catalog,

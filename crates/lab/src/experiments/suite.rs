@@ -59,7 +59,7 @@ pub fn standard_requests(source: &WorkloadSource, workers: usize) -> usize {
     let on_four: f64 = match source {
         WorkloadSource::Generated(generator) => match generator {
             // Sessions must be many enough to take all seats of 32 workers.
-            Generator::Chat => 2_000.0,
+            Generator::Chat | Generator::ChatPauses => 2_000.0,
             Generator::Paper | Generator::PaperMixed | Generator::PaperPrompts => 1_300.0,
             Generator::Agentic => 1_300.0,
             Generator::HotspotShift

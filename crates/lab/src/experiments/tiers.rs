@@ -18,10 +18,12 @@
 //!   tier is open to its own replay alone, and tells no router of its blocks, so the second tier takes its
 //!   place. 4 GB/s is slower than computing on the B200 preset: what is found there had better not be there.
 //! - Sharing: none in `cold-burst`, conversations in `chat`, nearly all in `working-set`.
+//! - `chat-pauses` and others are there for the asking, and with them what sessions leave in a host tier of
+//!   which no event tells.
 //! - ω, the value of a cached token, is scaled from 0.1 to 4 times the calibrated value at half of the working
 //!   set and behind the fast link, where caches matter and loads pay.
 //!
-//! Loads are searched with the fast link: an operator's traffic does not change with it.
+//! Loads are searched with the fast link and every KV event: an operator's traffic does not change with them.
 
 use std::collections::HashMap;
 
@@ -103,6 +105,14 @@ pub enum TierError {
     /// A workload of it.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// Conditions that are none of its.
+    #[error("conditions {given}: allowed are {allowed}")]
+    NoCondition {
+        /// What was asked for.
+        given: String,
+        /// All of them.
+        allowed: String,
+    },
     /// Bytes moved cannot be known.
     #[error("engine {0} does not say kv_cache_bytes_per_token, which a host tier needs")]
     NoBytes(String),
@@ -112,6 +122,10 @@ pub enum TierError {
 pub struct TierSuite<'a> {
     /// A part of it: fewer workloads, links, shares and loads.
     pub quick: bool,
+    /// Other workloads than the usual ones.
+    pub workloads: Vec<Generator>,
+    /// Conditions by name, in place of all.
+    pub conditions: Vec<String>,
     /// Share of the standard number of requests.
     pub size: f64,
     /// The settings of a fleet.
@@ -127,6 +141,9 @@ pub struct TierSuite<'a> {
 impl TierSuite<'_> {
     /// What the others are compared with.
     pub const BASELINE: &'static str = "weights";
+    /// The baseline that sends sessions back to what they left there, see `session_target`. Not among the usual
+    /// policies: where KV events tell of lower tiers it is the baseline.
+    pub const SESSION_TARGET: &'static str = "session-target";
     /// Every way to count blocks in lower tiers.
     pub const POLICIES: [&'static str; 4] = [Self::BASELINE, "time", "time-preset", "device"];
 
@@ -148,8 +165,12 @@ impl TierSuite<'_> {
                 &[0.1, 0.5, 1.0, 2.0],
             )
         };
+        let generators = match self.workloads.as_slice() {
+            [] => generators,
+            workloads => workloads,
+        };
         let (mut parts, mut scaled) = (Vec::new(), Vec::new());
-        for link in links {
+        for link in links.iter().filter(|link| self.has(link.condition)) {
             for generator in generators {
                 let places = self.places(*generator)?;
                 for share in places.distinct(shares) {
@@ -158,16 +179,29 @@ impl TierSuite<'_> {
             }
         }
         for (condition, omega) in OMEGAS {
-            if self.quick && (0.5..=2.0).contains(&omega) {
+            if self.quick && (0.5..=2.0).contains(&omega) || !self.has(condition) {
                 continue;
             }
-            for generator in [Generator::Chat, Generator::WorkingSet] {
+            let usual = [Generator::Chat, Generator::WorkingSet];
+            for generator in usual.into_iter().filter(|it| generators.contains(it)) {
                 let places = self.places(generator)?;
                 scaled.push(self.part(&places, &FAST, condition, OMEGA_SHARE, omega)?);
             }
         }
         parts.extend(scaled);
+        if parts.is_empty() {
+            let links = [FAST, DISK, SLOW].map(|link| link.condition).into_iter();
+            let omegas = OMEGAS.map(|(condition, _)| condition);
+            return Err(TierError::NoCondition {
+                given: self.conditions.join(", "),
+                allowed: links.chain(omegas).collect::<Vec<_>>().join(", "),
+            });
+        }
         Ok(parts)
+    }
+
+    fn has(&self, condition: &str) -> bool {
+        self.conditions.is_empty() || self.conditions.iter().any(|it| it == condition)
     }
 
     fn places(&self, generator: Generator) -> Result<Places, TierError> {
@@ -242,7 +276,10 @@ impl TierSuite<'_> {
                 true => every[1..].to_vec(),
                 false => every,
             },
-            searched: self.settings.clone(),
+            searched: Settings {
+                device_events_only: false,
+                ..self.settings.clone()
+            },
             settings: self.settings.clone(),
             tiers: Some(TierPart {
                 engine,
@@ -274,13 +311,19 @@ impl TierSuite<'_> {
             "time-preset" => json!({"tier_value": "time"}),
             "time-preset-fixed" => json!({"tier_value": "time", "tiers": {"learn": false}}),
             "device" => json!({"tier_weights": {"host": 0, "disk": 0, "shared": 0}}),
+            Self::SESSION_TARGET => json!({"session_affinity": "advisory"}),
             other => return Policy::named(other, self.catalog),
         };
         let Value::Object(mut parameters) = value else {
             return Policy::named(name, self.catalog);
         };
         parameters.insert("calibrated".to_owned(), json!({"omega_scale": omega_scale}));
-        let policy = Policy::named(POLICY_TYPE, self.catalog)?.with_parameters(parameters, name)?;
+        let mut policy =
+            Policy::named(POLICY_TYPE, self.catalog)?.with_parameters(parameters, name)?;
+        if name == Self::SESSION_TARGET {
+            let target = json!({"enabled": true});
+            policy = policy.with_classifier(Map::from_iter([("session_target".into(), target)]));
+        }
         policy.check(self.catalog)?;
         Ok(policy)
     }
@@ -363,6 +406,8 @@ mod tests {
     fn parts(quick: bool) -> Vec<Part> {
         let suite = TierSuite {
             quick,
+            workloads: Vec::new(),
+            conditions: Vec::new(),
             size: 0.1,
             settings: Settings::default(),
             catalog: &Catalog::default(),

@@ -400,6 +400,9 @@ fn conditions(html: &mut String, group: &Group<'_>) {
             time(settings.kv_event_lag_ms)
         );
     }
+    if settings.device_events_only {
+        html.push_str(" Routers learn of blocks in device memory alone.");
+    }
     if let Some(threshold) = settings.queue_threshold {
         let _ = write!(
             html,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `chat`: conversations of three turns behind one of eight system prompts.
+//! `chat` and `chat-pauses`: conversations of three turns behind one of eight system prompts.
 //!
 //! Each turn sends the whole conversation so far and a new message, after the person has thought. A
 //! worker that has the conversation computes only the last message; any worker that has the system
@@ -8,7 +8,9 @@
 //!
 //! Defaults: system prompts of 1,024 tokens, messages of 768 and answers of 64 on average, and a quarter of a
 //! second of thought: longer thought would let few of the conversations ask at once, and a finite workload
-//! could not fill a fleet. 2,100 requests are 700 conversations that grow to about 3,500 tokens.
+//! could not fill a fleet. 2,100 requests are 700 conversations that grow to about 3,500 tokens. `chat-pauses` has ten
+//! seconds of thought, in which a small cache holds many other conversations: they return to what has been
+//! pushed out.
 
 use std::ops::RangeInclusive;
 
@@ -23,15 +25,18 @@ const SYSTEM_PROMPTS: usize = 8;
 const SYSTEM_TOKENS: u32 = 1_024;
 const MESSAGE_TOKENS: RangeInclusive<u32> = 384..=1_152;
 const ANSWER_TOKENS: RangeInclusive<u32> = 32..=96;
-const MEAN_THOUGHT_MS: f64 = 250.0;
+/// Mean pause between an answer and the next message, ms, of `chat`.
+pub(super) const THOUGHT_MS: f64 = 250.0;
+/// Of `chat-pauses`.
+pub(super) const LONG_THOUGHT_MS: f64 = 10_000.0;
 
-pub(super) fn sessions(kit: &mut Kit, requests: usize) -> Vec<Vec<Turn>> {
+pub(super) fn sessions(kit: &mut Kit, requests: usize, mean_thought_ms: f64) -> Vec<Vec<Turn>> {
     let systems = kit.shared(SYSTEM_PROMPTS, SYSTEM_TOKENS);
     turns_of_sessions(requests, TURNS)
         .map(|turns| {
             let system = kit.pick(&systems);
             kit.dialogue(system, turns, |rng, _| Step {
-                pause_ms: exponential(rng, MEAN_THOUGHT_MS),
+                pause_ms: exponential(rng, mean_thought_ms),
                 input: uniform(rng, MESSAGE_TOKENS),
                 output: uniform(rng, ANSWER_TOKENS),
             })

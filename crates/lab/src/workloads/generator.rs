@@ -22,6 +22,8 @@ const MOST_REQUESTS: usize = 1_000_000;
 pub enum Generator {
     /// Conversations behind shared system prompts.
     Chat,
+    /// The same with long pauses for thought.
+    ChatPauses,
     /// One of sixteen prefixes becomes hot, twice.
     HotspotShift,
     /// Bursts of prompts that share nothing.
@@ -44,8 +46,9 @@ pub enum Generator {
 
 impl Generator {
     /// Every generator.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Chat,
+        Self::ChatPauses,
         Self::HotspotShift,
         Self::ColdBurst,
         Self::DecodeHeavy,
@@ -57,7 +60,8 @@ impl Generator {
         Self::PaperPrompts,
     ];
 
-    /// Those of the standard suite. The paper's with mixed prompts is for its reproduction.
+    /// Those of the standard suite. The paper's with mixed prompts is for its reproduction, and long pauses are
+    /// for lower tiers.
     pub const STANDARD: [Self; 9] = [
         Self::Chat,
         Self::HotspotShift,
@@ -75,6 +79,7 @@ impl Generator {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
+            Self::ChatPauses => "chat-pauses",
             Self::HotspotShift => "hotspot-shift",
             Self::ColdBurst => "cold-burst",
             Self::DecodeHeavy => "decode-heavy",
@@ -93,6 +98,9 @@ impl Generator {
         match self {
             Self::Chat => {
                 "conversations of 3 turns, 8 system prompts of 1024 tokens, 0.25 s of thought"
+            }
+            Self::ChatPauses => {
+                "conversations of 3 turns, 8 system prompts of 1024 tokens, 10 s of thought"
             }
             Self::HotspotShift => {
                 "16 prefixes of 2048 tokens, one takes 85 % in two of four phases"
@@ -117,7 +125,7 @@ impl Generator {
     #[must_use]
     pub const fn default_scale(self) -> Scale {
         let (requests, load) = match self {
-            Self::Chat => (2_100, OfferedLoad::Rate(20.0)),
+            Self::Chat | Self::ChatPauses => (2_100, OfferedLoad::Rate(20.0)),
             Self::HotspotShift => (2_000, OfferedLoad::Rate(40.0)),
             Self::ColdBurst => (2_000, OfferedLoad::Rate(20.0)),
             Self::DecodeHeavy => (1_000, OfferedLoad::Rate(8.0)),
@@ -187,7 +195,8 @@ impl Generator {
 
     fn turns(self, kit: &mut Kit, requests: usize) -> Vec<Vec<Turn>> {
         match self {
-            Self::Chat => chat::sessions(kit, requests),
+            Self::Chat => chat::sessions(kit, requests, chat::THOUGHT_MS),
+            Self::ChatPauses => chat::sessions(kit, requests, chat::LONG_THOUGHT_MS),
             Self::HotspotShift => hotspot::sessions(kit, requests),
             Self::ColdBurst => cold::sessions(kit, requests, &cold::BURST),
             Self::DecodeHeavy => cold::sessions(kit, requests, &cold::DECODE_HEAVY),

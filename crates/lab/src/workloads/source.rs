@@ -343,8 +343,8 @@ mod tests {
         let error = WorkloadSource::open("chatt", &ReadOptions::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "workload is \"chatt\"; allowed: chat, hotspot-shift, cold-burst, decode-heavy, mixed-lengths, \
-             working-set, agentic, paper, paper-mixed, paper-prompts, trace:FILE"
+            "workload is \"chatt\"; allowed: chat, chat-pauses, hotspot-shift, cold-burst, decode-heavy, \
+             mixed-lengths, working-set, agentic, paper, paper-mixed, paper-prompts, trace:FILE"
         );
     }
 }

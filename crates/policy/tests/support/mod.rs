@@ -70,7 +70,7 @@ impl Row {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq)]
 pub struct TestWorker {
     ranks: u32,
     taints: HashSet<String>,
