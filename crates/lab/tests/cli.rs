@@ -119,7 +119,7 @@ fn a_wrong_name_is_refused_with_the_right_ones() {
         ),
         (
             &["replay", "--policy", "default", "--workload", "chatt"],
-            "allowed: chat, hotspot-shift",
+            "allowed: chat, chat-pauses, hotspot-shift",
         ),
         (
             &[
