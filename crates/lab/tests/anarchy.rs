@@ -47,10 +47,11 @@ fn every_policy_is_measured_by_the_same_yardstick() {
 
 #[test]
 fn requests_are_joined_right_by_worker_and_prompt_length() {
-    for topology in ["2", "2P1D"] {
+    // Behind a prefill pool the length alone is known, and some prompts are equally long.
+    for (topology, least) in [("2", 1.0), ("2P1D", 0.95)] {
         let anarchy = anarchy("default", topology, 50.0);
         assert_eq!(anarchy.joined_share, Some(1.0), "{topology}");
-        assert_eq!(anarchy.joined_right, Some(1.0), "{topology}");
+        assert!(anarchy.joined_right >= Some(least), "{anarchy:?}");
     }
 }
 
